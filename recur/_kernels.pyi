@@ -1,0 +1,307 @@
+"""The compiled kernels: cells, packed products, gate maths.
+
+Memory. Every array is C-contiguous with features last: x (B, I), h (B, H), a sequence X (T, B, I),
+weights (rows, cols). These are the `.T` views of the features-first arrays of the public layers.
+One kernel works in one dtype, float32 or float64, and every array given to it has that dtype.
+Inputs are read only while the call runs and are never written, unless a line below says so; every
+returned array is new and belongs to the caller.
+
+Errors. TypeError for a wrong dtype, ValueError for a wrong shape or layout; nothing was changed then.
+
+Numbers. One accumulator an output, in the order bias, Wi in k order, Wh in k order. So a step gives
+the same bits for any batch size and any place in the batch, and a sequence gives the same bits as
+its steps. Inside cells, sequences, steppers and AffineKernel subnormal numbers count as zero.
+
+Threads. All arithmetic runs without the GIL; kernels are immutable and may be shared by threads. A
+Stepper has state and belongs to one thread at a time.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+State: TypeAlias = tuple[Array, ...]
+StateGradient: TypeAlias = tuple[Array | None, ...]
+Operands: TypeAlias = dict[str, tuple[Any, ...]]
+GateName: TypeAlias = Literal["sigmoid", "hard_sigmoid"]
+ActivationName: TypeAlias = Literal["tanh", "relu", "sigmoid", "identity", "hard_sigmoid"]
+
+class CellKernel:
+    """What the four cell kernels share.  Not to be constructed itself.
+
+    A kernel is an immutable snapshot of its weights: copied and packed when it is built, so later
+    writes to the arrays do not reach it.  The packed form of the backward products is built at the
+    first backward, once, under a lock.
+
+    state    tuple of `n_states` arrays (B, H): (h,), and (h, c) for LSTM
+    dstate   gradients of a state: the same tuple, where None stands for zeros
+    operands the weights' gradients, not yet multiplied out.  name -> one of
+             (dg (N, rows), x (N, cols))   the gradient is dg.T @ x
+             (dg (N, rows),)               the gradient is dg.sum(0)
+             ("dense", array)              the gradient is that array
+             N = B for a step, T * B for a sequence.  dg and x may be column slices of a larger
+             array (rows of stride 1, any distance between rows); `weight_gradient` and
+             `bias_gradient` take them as they are.  They may share memory with `saved`, with x
+             and with state: flush them, or copy them, before any of those is written.
+    """
+
+    n_in: int
+    n_out: int
+    n_states: int
+    dtype: np.dtype[Any]
+    gradient_names: tuple[str, ...]
+
+    def step(self, x: Array, *state: Array, out: State | None = None) -> State:
+        """One step.  x (B, I); returns the next state.
+
+        out  tuple of arrays (B, H) to write instead of new ones; each may be the state's own array
+        """
+
+    def step_save(self, x: Array, *state: Array) -> tuple[State, State]:
+        """One step, bit for bit as `step`, and what its backward needs: (state', saved).
+
+        saved shares no memory with x, state or state'.
+        """
+
+    def step_backward(
+        self,
+        saved: State,
+        x: Array,
+        state: State,
+        dstate: StateGradient,
+        *,
+        need_dx: bool,
+        keep: bool,
+    ) -> tuple[Array | None, State, Operands]:
+        """Gradients of one step: (dx or None, gradient of the state before, operands).
+
+        x, state  as they were given to `step_save`
+        dstate    gradient of the state after the step (the output's gradient added to that of h)
+        keep      False lets the call overwrite `saved`, which is then used up
+        """
+
+    def sequence(
+        self, X: Array, *state: Array, lengths: Array | None = None
+    ) -> tuple[Array, State]:
+        """T steps: (Y (T, B, H), last state), bit for bit as the steps.
+
+        lengths  (B,) int64: sample b stops after lengths[b] steps; from there its state stays and
+                 its Y is 0
+        """
+
+    def sequence_save(
+        self, X: Array, *state: Array, lengths: Array | None = None
+    ) -> tuple[Array, State, State]:
+        """`sequence` and what its backward needs: (Y, last state, saved).
+
+        Without lengths Y is a view of `saved` (the outputs are kept once): it must not be written
+        while `saved` is to be used.  The last state is a copy.
+        """
+
+    def sequence_backward(
+        self,
+        saved: State,
+        X: Array,
+        dY: Array | None,
+        dstate: StateGradient,
+        *,
+        need_dx: bool,
+        keep: bool,
+        lengths: Array | None = None,
+    ) -> tuple[Array | None, State, Operands]:
+        """Gradients of T steps: (dX or None, gradient of the first state, operands).
+
+        X, lengths  as they were given to `sequence_save`
+        dY          (T, B, H), or None for zeros.  Steps past a sample's length get exactly zero
+                    gradient, whatever X and dY hold there
+        dstate      gradient of the last state
+        keep        False lets the call overwrite `saved`; Y stays intact
+        """
+
+@final
+class RNNKernel(CellKernel):
+    """h' = act(Wi x + Wh h + b).
+
+    Wi (H, I), Wh (H, H), b (H,) or None.  State (h,).  Gradients "Wi", "Wh", "b".
+    """
+
+    def __init__(
+        self,
+        Wi: Array,
+        Wh: Array,
+        b: Array | None = None,
+        *,
+        act: Literal["tanh", "relu", "sigmoid", "identity"] = "tanh",
+    ) -> None: ...
+
+@final
+class LSTMKernel(CellKernel):
+    """g = Wi x + Wh h + b in row blocks i, f, n, u;  c' = s(f) c + s(i) tanh(n);  h' = s(u) tanh(c').
+
+    With peephole rows p_i, p_f, p_o: i += p_i c, f += p_f c, u += p_o c' before the gates.
+    Wi (4H, I), Wh (4H, H), b (4H,) or None, peephole (3, H) or None.  State (h, c).
+    Gradients "Wi", "Wh", "b", "peephole".
+    """
+
+    def __init__(
+        self,
+        Wi: Array,
+        Wh: Array,
+        b: Array | None = None,
+        *,
+        peephole: Array | None = None,
+        gate: GateName = "sigmoid",
+    ) -> None: ...
+
+@final
+class GRUKernel(CellKernel):
+    """r, z = s(Wi x + Wh h + b);  n = tanh(Wi_n x + b_n + r (Wh_n h + bh));  h' = (1 - z) n + z h.
+
+    Wi (3H, I), Wh (3H, H), b (3H,) or None in row blocks r, z, n; bh (H,) or None.  State (h,).
+    Gradients "Wi", "Wh", "b", "bh".
+    """
+
+    def __init__(
+        self,
+        Wi: Array,
+        Wh: Array,
+        b: Array | None = None,
+        *,
+        bh: Array | None = None,
+        gate: GateName = "sigmoid",
+    ) -> None: ...
+
+@final
+class GRUv3Kernel(CellKernel):
+    """r, z = s(Wi x + Wh h + b);  n = tanh(Wi_n x + b_n + Whh (r h));  h' = (1 - z) n + z h.
+
+    Wi (3H, I), Wh (2H, H), b (3H,) or None, Whh (H, H).  State (h,).
+    Gradients "Wi", "Wh", "b", "Whh".
+    """
+
+    def __init__(
+        self,
+        Wi: Array,
+        Wh: Array,
+        b: Array | None = None,
+        *,
+        Whh: Array,
+        gate: GateName = "sigmoid",
+    ) -> None: ...
+
+@final
+class AffineKernel:
+    """y = W x + b on packed weights: W (R, I), b (R,) or None.  An immutable snapshot, as cells."""
+
+    n_in: int
+    n_out: int
+    dtype: np.dtype[Any]
+
+    def __init__(self, W: Array, b: Array | None = None) -> None: ...
+    def apply(self, x: Array, out: Array | None = None) -> Array:
+        """x (N, I) -> (N, R), the same bits for any N.  out must not overlap x."""
+
+@final
+class Version:
+    """A counter that an owner of weights raises at each write, and that a Stepper reads in C."""
+
+    count: int
+
+    def __init__(self, count: int = 0) -> None: ...
+    def bump(self) -> None:
+        """Add one."""
+
+@final
+class Stepper:
+    """A chain of kernels stepped by one call, with its recurrent state inside.
+
+    stages   cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
+    batch    B, fixed for the life of the stepper
+    watch    Version counters of everything that the kernels are snapshots of
+    """
+
+    batch: int
+    n_in: int
+    n_out: int
+    dtype: np.dtype[Any]
+
+    def __init__(
+        self,
+        stages: Sequence[CellKernel | AffineKernel | ActivationName],
+        batch: int,
+        *,
+        watch: Sequence[Version] = (),
+    ) -> None: ...
+    @property
+    def fresh(self) -> bool:
+        """False once a watched counter moved: build a new stepper."""
+
+    def __call__(self, x: Array) -> Array | None:
+        """One step of the chain, features first: x (I,) -> (R,) when batch is 1, x (I, B) -> (R, B).
+
+        Any strides.  Returns a new array, whose `.T` is C-contiguous.  Returns None, and changes
+        nothing, if x has another shape, dtype or type, or if the stepper is not `fresh`: take the
+        general path then.
+        """
+
+    def states(self) -> tuple[State, ...]:
+        """Copies of the state of each cell stage, in stage order: tuples of (B, H) arrays."""
+
+    def set_states(self, states: Sequence[State]) -> None:
+        """Copy these in: one tuple of (B, H) arrays for each cell stage."""
+
+def weight_gradient(dg: Array, x: Array, out: Array, *, accumulate: bool) -> None:
+    """out (rows, cols) = dg.T @ x, or += if accumulate.  dg (N, rows), x (N, cols).
+
+    accumulate=False never reads out.  dg and x may be column slices.  N = 0 gives zeros.
+    """
+
+def bias_gradient(dg: Array, out: Array, *, accumulate: bool) -> None:
+    """out (rows,) = dg.sum(0), or += if accumulate.  dg (N, rows) may be a column slice."""
+
+def affine_forward(W: Array, x: Array, b: Array | None = None) -> Array:
+    """x (N, I) -> x @ W.T + b, (N, R), through BLAS: W (R, I), b (R,)."""
+
+def affine_backward_x(W: Array, dy: Array) -> Array:
+    """dy (N, R) -> dy @ W, (N, I), through BLAS: W (R, I)."""
+
+def softmax_cross_entropy(
+    logits: Array, target: Array, *, weights: Array | None = None
+) -> tuple[Array, Array]:
+    """loss_n = -w_n sum_c target_nc log softmax(logits)_nc, and dloss_n/dlogits (N, C).
+
+    logits   (N, C)
+    target   int64 (N,), each in [0, C) (ValueError otherwise; a row of weight 0 is exempt), or
+             (N, C) in the dtype of logits
+    weights  (N,) in the dtype of logits, or None for ones; a row of weight 0 gives exact zeros
+    """
+
+def embedding_gather(table: Array, index: Array, out: Array | None = None) -> Array:
+    """table (V, F), index int64 (N,), each in [0, V) (ValueError) -> (N, F)."""
+
+def embedding_scatter_add(dY: Array, index: Array, out: Array, *, accumulate: bool) -> None:
+    """out (V, F) at index[n] += dY[n], in order of n.  accumulate=False zeroes out first."""
+
+def exp(x: Array, out: Array | None = None) -> Array:
+    """e**x elementwise, within 4 ulp.  Any shape; out may be x.  Subnormal results are kept."""
+
+def tanh(x: Array, out: Array | None = None) -> Array:
+    """tanh x elementwise, within 4 ulp.  Any shape; out may be x.  Subnormals are kept."""
+
+def sigmoid(x: Array, out: Array | None = None) -> Array:
+    """1 / (1 + e**-x) elementwise, within 4 ulp.  Any shape; out may be x.  Subnormals are kept."""
+
+def cpu_paths() -> tuple[str, ...]:
+    """The code paths that this machine can run, best last: "plain", "baseline", "avx2", "avx512"."""
+
+def cpu_path() -> str:
+    """The path in use: the best, or the one that RECUR_ARCH named at import."""
+
+def set_num_threads(n: int) -> None:
+    """How many threads a large sequence may use, from now on.  RECUR_NUM_THREADS sets the first."""
+
+def get_num_threads() -> int:
+    """The number that `set_num_threads` set."""
