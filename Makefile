@@ -1,0 +1,105 @@
+# Each target sets up what it needs in $(VENV), out of an ordinary build of this tree, and says so.
+#
+#     make demo      train on the text of Python's own library, then stream new text
+#     make test      run the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+SAY := @echo "recur:"
+
+# Folders are among the sources, so that a deleted file counts as a change.
+SOURCES := setup.py pyproject.toml $(shell find recur \( -name '__pycache__' -o -name '*.so' \
+	-o -name '_kernels.c' -o -name '_kernels.html' \) -prune -o -print)
+
+.PHONY: help demo test lint docs bench test-all test-lowest test-oracles test-dist dist \
+	run-lowest run-oracles clean FORCE
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo          train a character model on real text, then stream new text from it"
+	@echo "make test          run the tests (ARGS='-k lstm' to choose)"
+	@echo "make lint          ruff, mypy, cython-lint"
+	@echo "make docs          build docs/_build/html"
+	@echo "make bench         measure this machine"
+	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
+	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
+	@echo "make test-oracles  the comparisons with torch, onnxruntime and others (downloads them)"
+	@echo "make test-dist     the tests of the wheel, made from the sdist, outside this tree"
+	@echo "make dist          dist/*.tar.gz and dist/*.whl"
+	@echo "make clean         remove environments and build products"
+	@echo "PYTHON=... chooses the interpreter (now: $(PYTHON)), VENV=... the environment's folder"
+
+# --- the environment
+
+# Run each time, since PYTHON may name another interpreter than the last time; it leaves a fitting
+# environment, and the file's date, as they are.
+$(VENV)/made-by: FORCE
+	@sh tools/venv.sh "$(PYTHON)" "$(VENV)"
+
+$(VENV)/recur.installed: $(VENV)/made-by $(SOURCES)
+	$(SAY) "building and installing recur into $(VENV) (it compiles for a minute or two)"
+	@rm -rf build
+	@$(PIP) ".[cli]"
+	@touch $@
+
+$(VENV)/%.group: $(VENV)/made-by pyproject.toml
+	$(SAY) "installing what \"$*\" needs into $(VENV)"
+	@$(PIP) --group $*
+	@touch $@
+
+# --- what to do in it: scripts of the environment, as "python -m" would import the unbuilt recur/
+
+demo: $(VENV)/recur.installed
+	$(BIN)/recur demo
+
+test: $(VENV)/recur.installed $(VENV)/test.group
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/recur.installed $(VENV)/lint.group
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint recur
+
+docs: $(VENV)/recur.installed $(VENV)/docs.group
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(SAY) "open docs/_build/html/index.html"
+
+bench: $(VENV)/recur.installed $(VENV)/bench.group
+	$(BIN)/python bench/run.py $(ARGS)
+
+# --- other environments
+
+test-all:
+	@found=$$(sh tools/pythons.sh) && echo "$$found" | while read -r version python; do \
+		echo "recur: testing on Python $$version"; \
+		$(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON=$$python </dev/null || exit 1; \
+	done
+
+test-lowest:
+	@found=$$(sh tools/pythons.sh 3.10 3.11 3.12) && set -- $$found && \
+		$(MAKE) --no-print-directory run-lowest VENV=.venv-lowest PYTHON=$$2
+
+run-lowest: $(VENV)/recur.installed $(VENV)/test.group
+	@$(PIP) $$($(BIN)/python tools/lowest.py)
+	$(BIN)/pytest $(ARGS)
+
+test-oracles:
+	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \
+		$(MAKE) --no-print-directory run-oracles VENV=.venv-oracles PYTHON=$$2
+
+run-oracles: $(VENV)/recur.installed $(VENV)/oracles.group
+	$(BIN)/pytest -m oracle --no-skips $(ARGS)
+
+dist: $(VENV)/made-by $(VENV)/dist.group
+	$(SAY) "building the sdist, and the wheel from it, into dist/"
+	@rm -rf build dist
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+
+test-dist: dist
+	@sh tools/try_dist.sh "$(BIN)/python" dist
+
+clean:
+	rm -rf .venv .venv-* build dist docs/_build *.egg-info
