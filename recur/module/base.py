@@ -1,0 +1,189 @@
+"""`Module`: an object whose parameters, layers and buffers can be found, named, copied, saved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from reprlib import recursive_repr
+from typing import Any, ClassVar
+
+import numpy as np
+
+from recur.errors import ShapeError
+from recur.tape import Operand, Param, Tensor, current, peek
+
+
+class Module:
+    """A layer or a model.
+
+    Parameters are attributes of type `Param`, sub-layers are attributes too (also inside lists,
+    tuples and dicts); both are found in the order in which they were first assigned.  Assigning to
+    an attribute that holds a `Param` copies a plain array into it and shares a `Param`:
+
+        cell.Wi = array     # copied; the shape must fit, the dtype is converted
+        cell.Wi = other.Wi  # both layers now own one parameter
+
+    A subclass may override `fields`, `buffers`, `running_state`, `describe`, `config`,
+    `output_shape`.  Names in `transient` (caches) are left out of copies and pickles; give them a
+    default on the class.
+    """
+
+    kind: ClassVar[str | None] = None
+    version: ClassVar[int] = 1
+    transient: ClassVar[frozenset[str]] = frozenset()
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        if type(new) is Param:
+            new.name = new.name or f"{type(self).__name__}.{name}"
+        else:
+            old = self.__dict__.get(name)
+            if type(old) is Param and isinstance(new, _ARRAY_LIKE):
+                copy_into(old, new)
+                return
+        object.__setattr__(self, name, new)
+
+    def fields(self) -> list[tuple[str, Any]]:
+        """What this object holds, by name, in the order in which parameters are listed."""
+        return list(attributes(self))
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """This layer's arrays that are saved but not trained, by name: the arrays themselves."""
+        return {}
+
+    def load_buffers(self, new: dict[str, np.ndarray]) -> None:
+        """Takes over the values of some of `buffers()`; names and shapes were checked before."""
+        held = self.buffers()
+        for name, array in new.items():
+            held[name][...] = array
+
+    def running_state(self) -> dict[str, np.ndarray]:
+        """This layer's own recurrent state by name (`state`, `state.h`), {} at the start."""
+        return {}
+
+    def load_running_state(self, new: dict[str, np.ndarray]) -> None:
+        """Goes on from a state that `running_state` gave; {} is the start."""
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's keyword arguments, for files; see `register`."""
+        raise NotImplementedError(f"{type(self).__qualname__} defines no config().")
+
+    @classmethod
+    def from_config(cls, **config: Any) -> Module:
+        """A new layer from what `config` gave."""
+        return cls(**config)
+
+    def describe(self) -> str:
+        """One line: the kind of layer and its sizes, or what it is made of."""
+        return f"{type(self).__name__}({', '.join(map(repr, _parts(self.fields())))})"
+
+    def describe_state(self) -> str | None:
+        """`state: start` or `state: batch 10` for a layer that carries a state, else None."""
+        return None
+
+    def name_params(self) -> None:
+        """Names this layer's own parameters after it, for error messages: `Dense(3 => 5).weight`.
+
+        Called at the end of a constructor, when the sizes are known.  A parameter that another
+        layer has named keeps that name.
+        """
+        title = self.describe()
+        for name, child in self.fields():
+            if type(child) is Param and child.name == f"{type(self).__name__}.{name}":
+                child.name = f"{title}.{name}"
+
+    @recursive_repr("...")
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: detached(x) for n, x in attributes(self) if n not in self.transient}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, child in state.items():
+            object.__setattr__(self, name, child)
+
+    def __copy__(self) -> Module:
+        # A shallow copy would own the same parameters, and stepping it would move both states.
+        return copy.deepcopy(self)
+
+
+# What `layer.name = new` copies into a Param; anything else (None, a layer, a structured matrix)
+# takes the Param's place.
+_ARRAY_LIKE = (np.ndarray, Operand, np.generic, int, float, list, tuple)
+
+
+def copy_into(param: Param, new: Any) -> None:
+    """Writes `new`, which must have the parameter's shape, into it."""
+    if not isinstance(new, Operand):
+        new = numeric(param.name or "Param", new)
+    if np.shape(peek(new)) != param.shape:
+        raise ShapeError(
+            f"{param.name or 'Param'}: the new array has shape {np.shape(peek(new))}, expected "
+            f"{param.shape}. Nothing was changed."
+        )
+    param[...] = new
+
+
+def numeric(name: str, x: Any) -> np.ndarray:
+    """`x` as an array of real numbers; raises ShapeError (ragged) or TypeError (not numbers)."""
+    try:
+        array = np.asarray(peek(x))
+    except ValueError as error:
+        raise ShapeError(f"{name}: not an array: {error}. Nothing was changed.") from error
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name}: an array of {array.dtype} was given, expected real numbers. "
+            "Nothing was changed."
+        )
+    return array
+
+
+def attributes(obj: object) -> Iterator[tuple[str, Any]]:
+    """The instance attributes of any object, then its slots, base classes first."""
+    yield from list(getattr(obj, "__dict__", {}).items())
+    for cls in reversed(type(obj).__mro__):
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{cls.__name__.lstrip('_')}{name}"
+            try:
+                yield name, getattr(obj, name)
+            except AttributeError:  # a slot that was never filled
+                continue
+
+
+def detached(x: Any, inside: frozenset[int] = frozenset()) -> Any:
+    """`x` with every Tensor in it (through tuples, lists, dicts) replaced by its array.
+
+    What holds no Tensor comes back as the same object, so that sharing and cycles stay.
+    """
+    if isinstance(x, Tensor):
+        return peek(x)
+    if not isinstance(x, (tuple, list, dict)) or id(x) in inside:
+        return x
+    inside |= {id(x)}
+    old = list(x.values()) if isinstance(x, dict) else x
+    new = [detached(item, inside) for item in old]
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return x
+    if isinstance(x, dict):
+        return dict(zip(x, new, strict=True))
+    return type(x)(*new) if hasattr(x, "_fields") else type(x)(new)
+
+
+def is_active(layer: Any) -> bool:
+    """Whether a random or statistics layer acts: as set by its `active`, else inside a scope."""
+    active: bool | None = layer.active
+    return current() is not None if active is None else active
+
+
+def _parts(fields: list[tuple[str, Any]]) -> Iterator[Module]:
+    for _, child in fields:
+        if isinstance(child, Module):
+            yield child
+        elif isinstance(child, (list, tuple)):
+            yield from (item for item in child if isinstance(item, Module))
+        elif isinstance(child, dict):
+            yield from (item for item in child.values() if isinstance(item, Module))

@@ -1,0 +1,89 @@
+"""Going through everything that a model is made of."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from recur.module.base import Module, attributes
+from recur.tape import Node, Op, Param, Tape, Tensor
+
+# Never entered and never listed.  The exact types go first: they are what long lists hold.
+_PLAIN = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, np.dtype}
+    | {np.ndarray, np.float32, np.float64, np.int64, np.bool_, Tensor}
+)
+_CLOSED = (
+    *(np.ndarray, np.generic, np.dtype, Tensor, Tape, Node, Op, type, types.ModuleType),
+    *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.CodeType),
+    *(types.BuiltinFunctionType, types.FrameType, str, bytes, int, float, complex),
+)
+
+
+def walk(root: Any) -> Iterator[tuple[str, Any]]:
+    """Everything below `root` with its path, each object once, in the order of its parts.
+
+    Goes into modules (their `fields`), lists, tuples, dicts, attributes and slots of any object,
+    `functools.partial`, the closure and the defaults of a function, the object of a bound method.
+    Lists parameters and everything it goes into; never looks into classes, Python modules, arrays,
+    tensors, tapes, generators.  Cycles and depth do no harm.
+    """
+    for path, obj, first in visit(root):
+        if first:
+            yield path, obj
+
+
+def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Like `walk`, but objects met again come again, with False, and are not gone into."""
+    seen: dict[int, Any] = {}  # holds the objects: an id may not be used again meanwhile
+    stack = [("", root)]
+    while stack:
+        path, obj = stack.pop()
+        if type(obj) in _PLAIN or isinstance(obj, _CLOSED):
+            continue
+        if id(obj) in seen:
+            yield path, obj, False
+            continue
+        seen[id(obj)] = obj
+        yield path, obj, True
+        if type(obj) is not Param:
+            parts = [(join(path, name), part) for name, part in children(obj)]
+            stack.extend(reversed(parts))
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def children(obj: Any) -> Iterable[tuple[str, Any]]:
+    """The parts of one object by name; see `walk`."""
+    if isinstance(obj, Module):
+        return obj.fields()
+    if isinstance(obj, dict):
+        return [(str(key), part) for key, part in obj.items()]
+    if isinstance(obj, (list, tuple)):
+        names = getattr(obj, "_fields", range(len(obj)))
+        return [(str(name), part) for name, part in zip(names, obj, strict=True)]
+    if isinstance(obj, types.FunctionType):
+        return _parts_of_function(obj)
+    if isinstance(obj, types.MethodType):
+        return [("__self__", obj.__self__), ("__func__", obj.__func__)]
+    if isinstance(obj, functools.partial):
+        return [("func", obj.func), ("args", obj.args), ("keywords", obj.keywords)]
+    return attributes(obj)
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            continue
+    yield "__defaults__", function.__defaults__
+    yield "__kwdefaults__", function.__kwdefaults__
+    yield from vars(function).items()
