@@ -30,7 +30,8 @@ FLOORS = {
     "train": 8,
     "serve": 9,
     "__init__": 10,
-    "__main__": 11,
+    "command": 11,
+    "__main__": 12,
 }
 DEPENDENCIES = {"numpy", "scipy"}
 OPTIONAL = {

@@ -1,0 +1,1 @@
+"""The `recur` command: one module a subcommand, and what they share."""
