@@ -1,0 +1,1 @@
+"""Weights and models of other libraries: one module a file format."""
