@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SAY := @echo "recur:"
 
 # Folders are among the sources, so that a deleted file counts as a change.
@@ -96,7 +96,7 @@ run-oracles: $(VENV)/recur.installed $(VENV)/oracles.group
 dist: $(VENV)/made-by $(VENV)/dist.group
 	$(SAY) "building the sdist, and the wheel from it, into dist/"
 	@rm -rf build dist
-	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@log=$$($(BIN)/python -m build --outdir dist . 2>&1) || { echo "$$log"; exit 1; }
 
 test-dist: dist
 	@sh tools/try_dist.sh "$(BIN)/python" dist

@@ -13,7 +13,7 @@ rm -r "$sdist/recur"
 
 "$1" -m venv "$scratch/env"
 python=$scratch/env/bin/python
-"$python" -m pip install --quiet --upgrade pip
-"$python" -m pip install --quiet "$2"/recur-*.whl --group "$sdist/pyproject.toml:test"
+"$python" -m pip install -qq --upgrade pip
+"$python" -m pip install -qq "$2"/recur-*.whl --group "$sdist/pyproject.toml:test"
 cd "$sdist"
 "$python" -m pytest -q

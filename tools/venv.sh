@@ -18,5 +18,5 @@ fi
 sh "$(dirname "$0")/check.sh" "$base"
 echo "recur: making $venv with $base"
 "$base" -m venv --clear "$venv"
-"$venv/bin/python" -m pip install --quiet --upgrade pip
+"$venv/bin/python" -m pip install -qq --upgrade pip
 echo "$maker" >"$venv/made-by"
