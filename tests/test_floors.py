@@ -31,7 +31,6 @@ FLOORS = {
     "serve": 9,
     "__init__": 10,
     "command": 11,
-    "command": 11,
     "__main__": 12,
 }
 DEPENDENCIES = {"numpy", "scipy"}
