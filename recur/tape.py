@@ -22,7 +22,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -139,6 +139,35 @@ class Operand:
     def __format__(self, spec: str) -> str:
         return format(value(self), spec)
 
+    if TYPE_CHECKING:  # what recur.ops installs, for type checkers
+        T: Any
+        mT: Any
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, key: Any) -> Any: ...
+        def __iter__(self) -> Iterator[Any]: ...
+        def __add__(self, other: Any) -> Any: ...
+        def __radd__(self, other: Any) -> Any: ...
+        def __sub__(self, other: Any) -> Any: ...
+        def __rsub__(self, other: Any) -> Any: ...
+        def __mul__(self, other: Any) -> Any: ...
+        def __rmul__(self, other: Any) -> Any: ...
+        def __truediv__(self, other: Any) -> Any: ...
+        def __rtruediv__(self, other: Any) -> Any: ...
+        def __pow__(self, other: Any) -> Any: ...
+        def __rpow__(self, other: Any) -> Any: ...
+        def __matmul__(self, other: Any) -> Any: ...
+        def __rmatmul__(self, other: Any) -> Any: ...
+        def __neg__(self) -> Any: ...
+        def __abs__(self) -> Any: ...
+        def __lt__(self, other: Any) -> Any: ...
+        def __le__(self, other: Any) -> Any: ...
+        def __gt__(self, other: Any) -> Any: ...
+        def __ge__(self, other: Any) -> Any: ...
+        def __float__(self) -> float: ...
+        def __int__(self) -> int: ...
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
+
 
 class Tensor(Operand):
     """A recorded value: immutable, hashed by identity, known to the tape that recorded it.
@@ -167,6 +196,12 @@ class Tensor(Operand):
     def __repr__(self) -> str:
         return f"Tensor({np.array2string(self._value, separator=', ', prefix='Tensor(')})"
 
+    def __setitem__(self, key: Any, new: Any) -> None:
+        raise TypeError(
+            "a Tensor cannot be written, its history would no longer be true. Build the new value "
+            "with recur.ops.where or concatenate, or write into a copy of recur.value(t)."
+        )
+
     def __reduce__(self) -> tuple:
         raise TapeError("a Tensor cannot be pickled: take recur.value(t) and pickle that.")
 
@@ -180,24 +215,24 @@ class Tensor(Operand):
 class FlatBuffer:
     """One array that holds many parameters, each of them a view of it.
 
-    `version` counts the writes to the whole buffer; writes through a single Param count there.
+    `count` counts the writes to the whole buffer; a write through a single Param counts there.
     """
 
-    __slots__ = ("array", "version")
+    __slots__ = ("array", "count")
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        self.version = 0
+        self.count = _kernels.Version()
 
     @contextmanager
     def writing(self) -> Iterator[np.ndarray]:
         """Yields the writable buffer; every parameter in it counts as changed."""
-        self.version += 1
+        self.count.bump()
         writes.bump()
         try:
             yield self.array
         finally:
-            self.version += 1
+            self.count.bump()
             writes.bump()
 
 
@@ -227,22 +262,23 @@ class Param(Operand):
     is what `backward` has added up, or None.
     """
 
-    __slots__ = ("__weakref__", "_array", "_flat", "_version", "_view", "grad", "name")
+    __slots__ = ("__weakref__", "_array", "_count", "_flat", "_view", "grad", "name", "packed")
 
     node = None
     index = 0
 
-    def __init__(self, array: Any, name: str = "") -> None:
+    def __init__(self, array: Any, name: str = "", *, order: Literal["C", "F"] = "C") -> None:
         if isinstance(array, Tensor) and array.live:
             raise TapeError("Param: a recorded Tensor cannot become a parameter. Pass its value.")
         if isinstance(array, Operand):
             array = peek(array)
-        array = np.array(array, order="K")
+        array = np.array(array, order=order)  # kernels read weights row by row, tables by column
         if array.dtype.kind != "f":
             array = array.astype(np.float32)
         self.name = name
         self.grad: np.ndarray | None = None
-        self._version = 0
+        self.packed: Any = None  # what an operation keeps of the present version, for its own use
+        self._count = _kernels.Version()
         self._flat: FlatBuffer | None = None
         self._hold(array)
 
@@ -259,7 +295,13 @@ class Param(Operand):
     @property
     def version(self) -> int:
         """Rises at every write: the parameter's own count plus that of its flat buffer."""
-        return self._version if self._flat is None else self._version + self._flat.version
+        flat = self._flat
+        return self._count.count if flat is None else self._count.count + flat.count.count
+
+    @property
+    def counters(self) -> tuple[_kernels.Version, ...]:
+        """The counters whose sum is `version`, for kernels that watch them."""
+        return (self._count,) if self._flat is None else (self._count, self._flat.count)
 
     @contextmanager
     def writing(self) -> Iterator[np.ndarray]:
@@ -271,17 +313,17 @@ class Param(Operand):
             self._changed()
 
     def _changed(self) -> None:
-        self._version += 1
+        self._count.bump()
         writes.bump()
 
     def move_into(self, flat: FlatBuffer, view: np.ndarray) -> None:
         """Goes on living in `view`, a part of `flat`, which takes over the present values."""
         view[...] = self._array
-        # The version stays monotonic although it now counts from the buffer's own number.
-        self._version = self.version + 1 - flat.version
+        version = self.version
+        self._changed()  # whoever watches the counter that is now given up looks again
+        self._count = _kernels.Version(version + 1)
         self._flat = flat
         self._hold(view)
-        writes.bump()
 
     def __setitem__(self, key: Any, new: Any) -> None:
         array = self._plain(new)
@@ -336,20 +378,32 @@ class Param(Operand):
         return f"Param({np.array2string(self._array, separator=', ', prefix='Param(')})"
 
     def __copy__(self) -> Param:
-        return Param(self._array, self.name)
+        return self.like(self._array)
 
     def __deepcopy__(self, memo: dict) -> Param:
-        memo[id(self)] = copy = Param(self._array, self.name)
+        memo[id(self)] = copy = self.like(self._array)
         return copy
 
     def __reduce__(self) -> tuple:
-        return Param, (np.array(self._array, order="K"), self.name)
+        return _param, (np.array(self._array, order="K"), self.name, self._order)
+
+    def like(self, array: Any) -> Param:
+        """A new parameter with these values, and with this one's name and memory layout."""
+        return Param(array, self.name, order=self._order)
+
+    @property
+    def _order(self) -> Literal["C", "F"]:
+        return "C" if self._array.flags.c_contiguous else "F"
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self._array.copy(order="K").__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple:
         return self._array.__dlpack_device__()
+
+
+def _param(array: np.ndarray, name: str, order: Literal["C", "F"]) -> Param:
+    return Param(array, name, order=order)
 
 
 def peek(x: Any) -> Any:
@@ -413,6 +467,8 @@ def save(x: Any) -> Any:
         return x._value
     if type(x) is Param:
         return _SavedParam(x)
+    if type(x) is float or type(x) is int:
+        return x  # a Python number adapts to the other operand's dtype, an array would not
     return np.array(x, order="K")
 
 
@@ -447,6 +503,18 @@ def record(
     if tape.events is not None:
         tape.log(op.name, node=node, layer=layer)
     return [Tensor(array, node, i) for i, array in enumerate(outputs)]
+
+
+def record_one(op: Op, inputs: tuple, output: Any, saved: Any) -> Tensor:
+    """`record` for an operation with one output, which may be a NumPy scalar."""
+    tape = _thread.tape
+    assert tape is not None
+    node = Node(op, inputs, saved, tape)
+    if tape.events is not None:
+        tape.log(op.name, node=node)
+    if type(output) is not np.ndarray:
+        output = np.asarray(output)
+    return Tensor(output, node)
 
 
 class _Slot:
