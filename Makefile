@@ -68,7 +68,7 @@ docs: $(VENV)/recur.installed $(VENV)/docs.group
 	$(SAY) "open docs/_build/html/index.html"
 
 bench: $(VENV)/recur.installed $(VENV)/bench.group
-	$(BIN)/python bench/run.py $(ARGS)
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 # --- other environments
 

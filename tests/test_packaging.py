@@ -16,6 +16,7 @@ import pytest
 import recur
 
 ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 EXTRAS = {"cli", "serve", "redis", "ray", "torch", "onnx", "keras", "mpi", "sklearn"}
 
 
@@ -38,6 +39,17 @@ def test_recur_needs_numpy_and_scipy_at_run_time_and_nothing_else(installed):
 
 def test_the_extras_are_those_that_error_messages_name(installed):
     assert set(installed.metadata.get_all("Provides-Extra")) == EXTRAS
+
+
+def test_the_server_is_tested_with_the_extra_that_it_names(installed):
+    extra = {
+        line.split(";")[0].strip()
+        for line in installed.requires
+        if re.search(r"""extra == ["']serve["']""", line)
+    }
+    group = re.search(r"^test = \[(.*?)^\]", PYPROJECT, re.MULTILINE | re.DOTALL)
+    assert extra
+    assert extra <= set(re.findall(r'"(.+?)"', group[1]))
 
 
 def test_the_licence_and_the_command_are_installed(installed):
