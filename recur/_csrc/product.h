@@ -1,0 +1,231 @@
+/* Products with a packed matrix.
+
+   Layout.  A matrix of gates * units rows and `depth` columns is cut into panels.  A panel holds
+   vectors * LANES units of every gate, k by k: for each column k the weights of gate 0, then gate 1,
+   ..., side by side.  So one pass over k feeds all gates of a unit, and reads the panel straight
+   through.  Units past the last are zeros.
+
+   Order.  Every output has one accumulator, started by the caller and then fed in the order of k,
+   whatever the tile that computes it.  Accumulators travel through memory between blocks of k,
+   which keeps their bits.  So the result for one row depends on that row alone. */
+
+/* k at a time, so that the block of a panel stays in the first cache while all rows pass over it */
+#define DEPTH_BLOCK 128
+/* rows a caller may have under way at once: one accumulator row each */
+#define ROW_BLOCK 64
+#define MAX_VECTORS 4
+
+static ptrdiff_t NAME(panels)(const recur_layout *m) {
+    const ptrdiff_t width = m->vectors * LANES;
+    return (m->units + width - 1) / width;
+}
+static ptrdiff_t NAME(panel_width)(const recur_layout *m) { return m->gates * m->vectors * LANES; }
+
+static void NAME(pack)(const recur_layout *m, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, void *packed) {
+    const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m), count = NAME(panels)(m);
+    for (ptrdiff_t panel = 0; panel < count; panel++)
+        for (ptrdiff_t column = 0; column < width; column++) {
+            const ptrdiff_t unit = panel * unit_width + column % unit_width, gate = column / unit_width;
+            REAL *to = (REAL *)packed + panel * m->depth * width + column;
+            const REAL *from = (const REAL *)w + (gate * m->units + unit) * row_step;
+            for (ptrdiff_t k = 0; k < m->depth; k++)
+                to[k * width] = unit < m->units ? from[k * depth_step] : 0;
+        }
+}
+
+static void NAME(unpack)(const recur_layout *m, const void *packed, void *w) {
+    const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m);
+    for (ptrdiff_t row = 0; row < m->gates * m->units; row++) {
+        const ptrdiff_t gate = row / m->units, unit = row % m->units, panel = unit / unit_width;
+        const REAL *from = (const REAL *)packed + panel * m->depth * width + gate * unit_width + unit % unit_width;
+        for (ptrdiff_t k = 0; k < m->depth; k++) ((REAL *)w)[row * m->depth + k] = from[k * width];
+    }
+}
+
+/* ROWS rows of `a` times PANELS panels of VECTORS registers; one of ROWS and PANELS is 1.
+   acc holds one row of `acc_step` numbers for each row or panel. */
+INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, const REAL *a, ptrdiff_t a_step,
+                       ptrdiff_t depth, const REAL *panel, ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {
+    VREAL sum[MAX_TILE_ROWS][MAX_VECTORS];
+    UNROLL for (int e = 0; e < ROWS * PANELS; e++)
+        UNROLL for (int v = 0; v < VECTORS; v++) sum[e][v] = NAME(load)(acc + e * acc_step + v * LANES);
+    for (ptrdiff_t k = 0; k < depth; k++, panel += VECTORS * LANES) {
+        UNROLL for (int p = 0; p < PANELS; p++) {
+            VREAL w[MAX_VECTORS];
+            UNROLL for (int v = 0; v < VECTORS; v++) w[v] = NAME(load)(panel + p * panel_step + v * LANES);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                const VREAL x = NAME(splat)(a[r * a_step + k]);
+                UNROLL for (int v = 0; v < VECTORS; v++) sum[r + p][v] = NAME(madd)(x, w[v], sum[r + p][v]);
+            }
+        }
+    }
+    UNROLL for (int e = 0; e < ROWS * PANELS; e++)
+        UNROLL for (int v = 0; v < VECTORS; v++) NAME(store)(acc + e * acc_step + v * LANES, sum[e][v]);
+}
+
+typedef void NAME(tile_function)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const REAL *panel,
+                                 ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step);
+#define TILE_NAME(R, P, V) NAME(tile_##R##_##P##_##V)
+#define TILE(R, P, V)                                                                              \
+    static void TILE_NAME(R, P, V)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const REAL *panel, \
+                                   ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {          \
+        NAME(tile)(R, P, V, a, a_step, depth, panel, panel_step, acc, acc_step);                   \
+    }
+TILE(1, 1, 2) TILE(2, 1, 2) TILE(3, 1, 2) TILE(4, 1, 2)
+TILE(1, 1, 3) TILE(2, 1, 3) TILE(3, 1, 3) TILE(4, 1, 3)
+TILE(1, 1, 4) TILE(2, 1, 4) TILE(3, 1, 4)
+TILE(1, 2, 2) TILE(1, 3, 2) TILE(1, 4, 2) TILE(1, 2, 3) TILE(1, 3, 3) TILE(1, 2, 4)
+#if REGISTERS >= 16
+TILE(5, 1, 2) TILE(6, 1, 2)
+#endif
+#if REGISTERS >= 32
+TILE(7, 1, 2) TILE(8, 1, 2)
+TILE(5, 1, 3) TILE(6, 1, 3) TILE(7, 1, 3)
+TILE(4, 1, 4) TILE(5, 1, 4) TILE(6, 1, 4)
+#endif
+
+/* [vectors][rows]: the tiles of several rows, widest first in use */
+static NAME(tile_function) *const NAME(row_tiles)[MAX_VECTORS + 1][MAX_TILE_ROWS + 1] = {
+#if REGISTERS >= 32
+    [2] = {0, TILE_NAME(1, 1, 2), TILE_NAME(2, 1, 2), TILE_NAME(3, 1, 2), TILE_NAME(4, 1, 2),
+           TILE_NAME(5, 1, 2), TILE_NAME(6, 1, 2), TILE_NAME(7, 1, 2), TILE_NAME(8, 1, 2)},
+    [3] = {0, TILE_NAME(1, 1, 3), TILE_NAME(2, 1, 3), TILE_NAME(3, 1, 3), TILE_NAME(4, 1, 3),
+           TILE_NAME(5, 1, 3), TILE_NAME(6, 1, 3), TILE_NAME(7, 1, 3)},
+    [4] = {0, TILE_NAME(1, 1, 4), TILE_NAME(2, 1, 4), TILE_NAME(3, 1, 4), TILE_NAME(4, 1, 4),
+           TILE_NAME(5, 1, 4), TILE_NAME(6, 1, 4)},
+#else
+    [2] = {0, TILE_NAME(1, 1, 2), TILE_NAME(2, 1, 2), TILE_NAME(3, 1, 2), TILE_NAME(4, 1, 2),
+           TILE_NAME(5, 1, 2), TILE_NAME(6, 1, 2)},
+    [3] = {0, TILE_NAME(1, 1, 3), TILE_NAME(2, 1, 3), TILE_NAME(3, 1, 3), TILE_NAME(4, 1, 3)},
+    [4] = {0, TILE_NAME(1, 1, 4), TILE_NAME(2, 1, 4), TILE_NAME(3, 1, 4)},
+#endif
+};
+static const int NAME(tile_rows)[MAX_VECTORS + 1] = {0, 0, TILE_ROWS_2, TILE_ROWS_3, TILE_ROWS_4};
+
+/* [vectors][panels]: the tiles of one row, with as many panels as hide the latency of the adds */
+static NAME(tile_function) *const NAME(panel_tiles)[MAX_VECTORS + 1][5] = {
+    [2] = {0, TILE_NAME(1, 1, 2), TILE_NAME(1, 2, 2), TILE_NAME(1, 3, 2), TILE_NAME(1, 4, 2)},
+    [3] = {0, TILE_NAME(1, 1, 3), TILE_NAME(1, 2, 3), TILE_NAME(1, 3, 3)},
+    [4] = {0, TILE_NAME(1, 1, 4), TILE_NAME(1, 2, 4)},
+};
+static const int NAME(panels_at_once)[MAX_VECTORS + 1] = {0, 0, 4, 3, 2};
+
+/* acc[r] += a[r] times one panel, for up to ROW_BLOCK rows */
+static void NAME(feed_rows)(int vectors, ptrdiff_t rows, const REAL *a, ptrdiff_t a_step, ptrdiff_t depth,
+                            const REAL *panel, REAL *acc, ptrdiff_t acc_step) {
+    const ptrdiff_t most = NAME(tile_rows)[vectors], tiles = (rows + most - 1) / most;
+    for (ptrdiff_t k = 0; k < depth; k += DEPTH_BLOCK) {
+        const ptrdiff_t block = depth - k < DEPTH_BLOCK ? depth - k : DEPTH_BLOCK;
+        const REAL *part = panel + k * vectors * LANES;
+        for (ptrdiff_t i = 0, row = 0; i < tiles; i++) {
+            const ptrdiff_t next = rows * (i + 1) / tiles; /* tiles of even height */
+            NAME(row_tiles)[vectors][next - row](a + row * a_step + k, a_step, block, part, 0,
+                                                 acc + row * acc_step, acc_step);
+            row = next;
+        }
+    }
+}
+
+/* acc[e] += a times panel e: row r of panel p if panels is 1, else the one row with `panels` panels */
+static void NAME(feed)(int vectors, ptrdiff_t rows, ptrdiff_t panels, const REAL *a, ptrdiff_t a_step,
+                       ptrdiff_t depth, const REAL *panel, REAL *acc, ptrdiff_t acc_step) {
+    if (panels == 1)
+        NAME(feed_rows)(vectors, rows, a, a_step, depth, panel, acc, acc_step);
+    else
+        NAME(panel_tiles)[vectors][panels](a, a_step, depth, panel, depth * vectors * LANES, acc, acc_step);
+}
+
+/* A block of work: rows row..row+rows of one panel, or row `row` of several panels.  Its entry e is
+   one row of one panel. */
+typedef struct NAME(block) {
+    ptrdiff_t row, rows, panel, panels;
+} NAME(block);
+typedef void NAME(block_function)(const void *job, const NAME(block) *);
+
+/* Cover rows x panels [first, last) by blocks. */
+INLINE void NAME(cover)(NAME(block_function) *work, const void *job, int vectors, ptrdiff_t rows,
+                        ptrdiff_t first, ptrdiff_t last) {
+    if (rows == 1) {
+        const ptrdiff_t most = NAME(panels_at_once)[vectors];
+        for (ptrdiff_t p = first; p < last; p += most) {
+            const NAME(block) b = {0, 1, p, last - p < most ? last - p : most};
+            work(job, &b);
+        }
+        return;
+    }
+    for (ptrdiff_t row = 0; row < rows; row += ROW_BLOCK)
+        for (ptrdiff_t p = first; p < last; p++) {
+            const NAME(block) b = {row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, p, 1};
+            work(job, &b);
+        }
+}
+
+/* Entries of a block in a row-major matrix (rows, gates * units), to and from accumulators. */
+INLINE void NAME(load_block)(const recur_layout *m, const NAME(block) *b, const REAL *from, REAL *acc, ptrdiff_t acc_step) {
+    for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
+        const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
+        for (ptrdiff_t g = 0; g < m->gates; g++)
+            for (ptrdiff_t v = 0; v < m->vectors; v++) {
+                const ptrdiff_t unit = (panel * m->vectors + v) * LANES;
+                NAME(store)(acc + e * acc_step + (g * m->vectors + v) * LANES,
+                            unit < m->units ? NAME(load_part)(from + (row * m->gates + g) * m->units + unit, m->units - unit)
+                                            : SPLAT(0));
+            }
+    }
+}
+INLINE void NAME(store_block)(const recur_layout *m, const NAME(block) *b, REAL *to, const REAL *acc, ptrdiff_t acc_step) {
+    for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
+        const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
+        for (ptrdiff_t g = 0; g < m->gates; g++)
+            for (ptrdiff_t v = 0; v < m->vectors; v++) {
+                const ptrdiff_t unit = (panel * m->vectors + v) * LANES;
+                if (unit < m->units)
+                    NAME(store_part)(to + (row * m->gates + g) * m->units + unit,
+                                     NAME(load)(acc + e * acc_step + (g * m->vectors + v) * LANES), m->units - unit);
+            }
+    }
+}
+/* every entry starts from its part of one row laid out as the panels are; NULL: from zeros */
+INLINE void NAME(start_block)(const NAME(block) *b, const REAL *row, ptrdiff_t width, REAL *acc, ptrdiff_t acc_step) {
+    for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
+        const ptrdiff_t panel = b->panel + (b->panels == 1 ? 0 : e);
+        for (ptrdiff_t j = 0; j < width; j += LANES)
+            NAME(store)(acc + e * acc_step + j, row ? NAME(load)(row + panel * width + j) : SPLAT(0));
+    }
+}
+
+typedef struct NAME(product_job) {
+    const recur_layout *layout;
+    const REAL *packed, *bias, *init, *a;
+    ptrdiff_t a_step;
+    REAL *out;
+} NAME(product_job);
+
+static void NAME(product_block)(const void *context, const NAME(block) *b) {
+    const NAME(product_job) *job = context;
+    const recur_layout *m = job->layout;
+    const int vectors = m->gates * m->vectors;
+    const ptrdiff_t width = vectors * LANES;
+    ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
+    if (job->init)
+        NAME(load_block)(m, b, job->init, acc, width);
+    else
+        NAME(start_block)(b, job->bias, width, acc, width);
+    NAME(feed)(vectors, b->rows, b->panels, job->a + b->row * job->a_step, job->a_step, m->depth,
+               job->packed + b->panel * m->depth * width, acc, width);
+    NAME(store_block)(m, b, job->out, acc, width);
+}
+
+/* the panels that thread `id` of `count` works on */
+INLINE void NAME(share)(ptrdiff_t panels, int id, int count, ptrdiff_t *first, ptrdiff_t *last) {
+    *first = panels * id / count;
+    *last = panels * (id + 1) / count;
+}
+
+static void NAME(product)(const recur_layout *m, const void *packed, const void *bias, const void *init,
+                          const void *a, ptrdiff_t a_step, ptrdiff_t rows, void *out, int id, int count) {
+    const NAME(product_job) job = {m, packed, bias, init, a, a_step, out};
+    ptrdiff_t first, last;
+    NAME(share)(NAME(panels)(m), id, count, &first, &last);
+    NAME(cover)(NAME(product_block), &job, m->gates * m->vectors, rows, first, last);
+}

@@ -1,0 +1,45 @@
+/* Every kernel for one number type; target.c includes this twice. */
+#include "vector.h"
+#include "gate_math.h"
+#include "product.h"
+#include "forward.h"
+#include "backward.h"
+#include "rows.h"
+
+const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
+    .name = TEXT(RECUR_TARGET),
+    .lanes = (int)LANES,
+    .item = sizeof(REAL),
+    .panels = NAME(panels),
+    .panel_width = NAME(panel_width),
+    .pack = NAME(pack),
+    .unpack = NAME(unpack),
+    .product = NAME(product),
+    .forward = NAME(forward),
+    .backward = NAME(backward),
+    .map = NAME(map),
+    .exp = NAME(map_exp),
+    .softmax_cross_entropy = NAME(softmax_cross_entropy),
+    .sum_rows = NAME(sum_rows),
+};
+
+#undef LANES
+#undef VREAL
+#undef VINT
+#undef VUINT
+#undef MANTISSA_BITS
+#undef EXPONENT_BIAS
+#undef ROUNDING
+#undef LOG2_E
+#undef LN2_HIGH
+#undef LN2_LOW
+#undef EXP_OVERFLOWS
+#undef EXP_VANISHES
+#undef TANH_SATURATES
+#undef SPLAT
+#undef SIGN_BIT
+#undef TILE_NAME
+#undef TILE
+#undef DEPTH_BLOCK
+#undef ROW_BLOCK
+#undef MAX_VECTORS
