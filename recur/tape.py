@@ -303,6 +303,11 @@ class Param(Operand):
         """The counters whose sum is `version`, for kernels that watch them."""
         return (self._count,) if self._flat is None else (self._count, self._flat.count)
 
+    @property
+    def flat_buffer(self) -> FlatBuffer | None:
+        """The buffer that this parameter is a view of, if it was moved into one."""
+        return self._flat
+
     @contextmanager
     def writing(self) -> Iterator[np.ndarray]:
         """Yields the writable array; the parameter counts as changed, also when the body raises."""
