@@ -329,12 +329,13 @@ class Jld2:
     """Writes values as JLD2 does.
 
     `version` is the format ("0.1.0", "0.1.1", "0.2.0"), `compact` the size below which arrays lie
-    inside their header, `compress` stores arrays as one deflated chunk, `attribute` is the version
-    of attribute messages.
+    inside their header, `compress` stores arrays as one deflated chunk whose sizes have `width`
+    bytes (JLD2 writes 8; recent HDF5 libraries insist on the least), `attribute` is the version of
+    attribute messages.
     """
 
-    def __init__(self, version="0.1.1", compact=8192, compress=False, attribute=2) -> None:
-        self.version, self.compact, self.compress = version, compact, compress
+    def __init__(self, version="0.1.1", compact=8192, compress=False, width=8, attribute=2) -> None:
+        self.version, self.compact, self.compress, self.width = version, compact, compress, width
         self.attribute_version = attribute
         self.data = bytearray(48)  # the superblock comes last
         self.types: dict[Any, Committed] = {}
@@ -382,8 +383,8 @@ class Jld2:
         return self.place(head + struct.pack("<I", lookup3(head)))
 
     def attribute(self, name: str, datatype: bytes | Committed, space: bytes, data: bytes):
-        version = self.attribute_version
         shared = isinstance(datatype, Committed)
+        version = max(self.attribute_version, 2 if shared else 1)  # 1 knows no shared datatypes
         kind = struct.pack("<BBQ", 3, 2, datatype.address) if shared else datatype
         label = name.encode() + b"\0"
         out = struct.pack("<BBHHH", version, shared, len(label), len(kind), len(space))
@@ -582,7 +583,8 @@ class Jld2:
         if self.compress and dims and kind is not _REFERENCE:
             stored = zlib.compress(data)
             messages.append((0x0B, 0, struct.pack("<BBHHHI", 2, 1, 1, 0, 1, 5)))
-            layout = struct.pack("<BBBBB", 4, 2, 2, len(dims) + 1, 8) + _pack([*dims, size])
+            layout = struct.pack("<BBBBB", 4, 2, 2, len(dims) + 1, self.width)
+            layout += b"".join(n.to_bytes(self.width, "little") for n in (*dims, size))
             layout += struct.pack("<BQIQ", 1, len(stored), 0, self.place(stored))
         elif len(data) < self.compact:
             layout = struct.pack("<BBH", 4, 0, len(data)) + data
