@@ -21,6 +21,7 @@ _CLOSED = (
     *(np.ndarray, np.generic, np.dtype, Tensor, Tape, Node, Op, type, types.ModuleType),
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.CodeType),
     *(types.BuiltinFunctionType, types.FrameType, str, bytes, int, float, complex),
+    np.random.Generator,
 )
 
 
@@ -56,7 +57,7 @@ def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def join(path: str, name: str | int) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path else str(name)
 
 
 def children(obj: Any) -> Iterable[tuple[str | int, Any]]:
