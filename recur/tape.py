@@ -782,6 +782,16 @@ class Tape:
         """
         self._stepped[id(layer)] = layer
 
+    def layers(self) -> list[Any]:
+        """The layers that were stepped in this scope."""
+        return list(self._stepped.values())
+
+    @property
+    def open_elsewhere(self) -> bool:
+        """Whether this scope is open in another thread."""
+        owned = self._owner == threading.get_ident()
+        return self.alive and not self.keep_history and not owned
+
     def watch_state(self, layer: Any, state: Any, instead_of: tuple[Param, ...] = ()) -> Any:
         """Leaves with the values of `state`, an array or a tuple of them, for `grads.state(layer)`.
 
