@@ -295,7 +295,7 @@ def _by_element(
     if t.shape != p.shape:
         check_shape(name, "y", t.shape, p.shape, _hint(t.shape, p.shape))
     if p.flags.f_contiguous:
-        t = np.asfortranarray(t)  # else the results would not have p's layout
+        t = np.asarray(t, order="F")  # else the results would not have p's layout
     chosen = None if mask is None else _mask(name, mask, (p.shape[1:], p.shape))
     layout = _Elements(p.shape, chosen)
     return _finish(name, loss, layout, (yhat, y), (p, t), agg, _with_eps(options, p.dtype))

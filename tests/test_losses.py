@@ -298,6 +298,7 @@ def test_lists_of_unbatched_steps_and_of_numbers_are_sequences_too():
 def test_a_plain_number_is_a_target_for_every_element():
     assert mse(np.array([1.0, 3.0]), 2) == 1
     assert mse(3.0, 1.0) == 4
+    assert np.shape(mse(3.0, 1.0, agg=ops.identity)) == ()
     total, (dp,) = gradients(lambda p: mse(p, 1.0), np.array(3.0))
     assert (total, dp) == (4, 4)
 
