@@ -79,7 +79,7 @@ test-all:
 	done
 
 test-lowest:
-	@found=$$(sh tools/pythons.sh 3.10 3.11 3.12) && set -- $$found && \
+	@found=$$(sh tools/pythons.sh 3.12 3.11 3.10) && set -- $$found && \
 		$(MAKE) --no-print-directory run-lowest VENV=.venv-lowest PYTHON=$$2
 
 run-lowest: $(VENV)/recur.installed $(VENV)/test.group

@@ -218,15 +218,24 @@ class FlatBuffer:
     `count` counts the writes to the whole buffer; a write through a single Param counts there.
     """
 
-    __slots__ = ("array", "count")
+    __slots__ = ("array", "count", "left")
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
         self.count = _kernels.Version()
+        self.left = False  # whether a parameter has moved on into another buffer
 
     @contextmanager
     def writing(self) -> Iterator[np.ndarray]:
-        """Yields the writable buffer; every parameter in it counts as changed."""
+        """Yields the writable buffer; every parameter in it counts as changed.
+
+        Raises `TapeError` if a parameter has moved on into another buffer: it would be missed.
+        """
+        if self.left:
+            raise TapeError(
+                "this flat buffer no longer holds all of its parameters: they were flattened "
+                "again. Use the buffers that the last flatten_parameters returned."
+            )
         self.count.bump()
         writes.bump()
         try:
@@ -303,6 +312,11 @@ class Param(Operand):
         """The counters whose sum is `version`, for kernels that watch them."""
         return (self._count,) if self._flat is None else (self._count, self._flat.count)
 
+    @property
+    def flat_buffer(self) -> FlatBuffer | None:
+        """The buffer that this parameter is a view of, if it was moved into one."""
+        return self._flat
+
     @contextmanager
     def writing(self) -> Iterator[np.ndarray]:
         """Yields the writable array; the parameter counts as changed, also when the body raises."""
@@ -319,6 +333,8 @@ class Param(Operand):
     def move_into(self, flat: FlatBuffer, view: np.ndarray) -> None:
         """Goes on living in `view`, a part of `flat`, which takes over the present values."""
         view[...] = self._array
+        if self._flat is not None:
+            self._flat.left = True
         version = self.version
         self._changed()  # whoever watches the counter that is now given up looks again
         self._count = _kernels.Version(version + 1)
@@ -385,14 +401,15 @@ class Param(Operand):
         return copy
 
     def __reduce__(self) -> tuple:
-        return _param, (np.array(self._array, order="K"), self.name, self._order)
+        return _param, (np.array(self._array, order="K"), self.name, self.order)
 
     def like(self, array: Any) -> Param:
         """A new parameter with these values, and with this one's name and memory layout."""
-        return Param(array, self.name, order=self._order)
+        return Param(array, self.name, order=self.order)
 
     @property
-    def _order(self) -> Literal["C", "F"]:
+    def order(self) -> Literal["C", "F"]:
+        """How the values lie in memory: row by row, or column by column."""
         return "C" if self._array.flags.c_contiguous else "F"
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -531,10 +548,11 @@ class _Slot:
         self.posts: list[tuple[np.ndarray, np.ndarray | None]] | None = None
         self.rows = 0
 
-    def flush(self) -> np.ndarray | None:
+    def flush(self) -> np.ndarray:
         """Multiplies the posts out, one product for all, and returns the gradient."""
         posts = self.posts
         if not posts:
+            assert self.grad is not None  # a slot is made to be given something
             return self.grad
         self.posts, self.rows = None, 0
         dg = _stacked([post[0] for post in posts])
@@ -574,7 +592,7 @@ class Sweep:
         self.keep_graph = keep_graph
         self._heap: list[tuple[int, Node]] = []
         self._pending: dict[Node, dict[int, _Slot]] = {}
-        self._leaves: dict[Tensor | Param | Node, _Slot] = {}
+        self._leaves: dict[Param | Node, _Slot] = {}
         self._wanted = {(t.node, t.index) for t in wanted if t.node.op is not _LEAF}
         self.found: dict[tuple[Node, int], np.ndarray] = {}
 
@@ -612,7 +630,7 @@ class Sweep:
     def _slot(self, x: Tensor | Param) -> _Slot:
         node = x.node
         if node is None or node.op is _LEAF:
-            key = x if node is None else node
+            key = x if isinstance(x, Param) else x.node
             slot = self._leaves.get(key)
             if slot is None:
                 slot = self._leaves[key] = _Slot()
@@ -636,13 +654,13 @@ class Sweep:
         slot = self._slot(x)
         if slot.grad is None:
             dtype = peek(x).dtype
-            if grad.dtype != dtype:
-                grad, own = grad.astype(dtype), True
+            if type(grad) is not np.ndarray or grad.dtype != dtype:
+                grad, own = np.array(grad, dtype), True
             slot.grad, slot.owned = grad, own
         elif slot.owned:
             slot.grad += grad
         else:
-            slot.grad, slot.owned = slot.grad + grad, True
+            slot.grad, slot.owned = np.asarray(slot.grad + grad), True
 
     def buffer(self, x: Tensor | Param) -> np.ndarray:
         """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""
@@ -673,23 +691,46 @@ class Sweep:
 
     def leaf(self, x: Tensor | Param) -> np.ndarray | None:
         """The gradient of a leaf after `run`, or None if the loss does not reach it."""
-        slot = self._leaves.get(x if x.node is None else x.node)
-        return None if slot is None else slot.grad
+        slot = self._leaves.get(x if isinstance(x, Param) else x.node)
+        return None if slot is None else slot.flush()
 
     def deposit(self, accumulate: bool) -> None:
         """Writes every leaf's gradient to its `.grad`, adding to it or overwriting it."""
         for key, slot in self._leaves.items():
-            held = key.saved if type(key) is Node else key.grad
+            grad = slot.flush()
+            held = key.saved if isinstance(key, Node) else key.grad
             if held is None:
-                new = slot.grad if slot.owned else slot.grad.copy(order="K")
-                if type(key) is Node:
-                    key.saved = new
-                else:
-                    key.grad = new
+                held = grad if slot.owned else grad.copy(order="K")
             elif accumulate:
-                held += slot.grad
+                held += grad
             else:
-                held[...] = slot.grad
+                held[...] = grad
+            if isinstance(key, Node):
+                key.saved = held
+            else:
+                key.grad = held
+
+
+class Start:
+    """The state with which a layer entered a scope, as leaves that take its gradient."""
+
+    __slots__ = ("instead_of", "layer", "leaves")
+
+    def __init__(self, layer: Any, leaves: Any, instead_of: tuple[Param, ...]) -> None:
+        self.layer = layer
+        self.leaves = leaves
+        self.instead_of = instead_of
+
+    def gradient(self, sweep: Sweep) -> Any:
+        """The gradient of the state, in the state's own structure."""
+
+        def of(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(of, part))
+            grad = sweep.leaf(part)
+            return np.zeros_like(peek(part)) if grad is None else grad.copy(order="K")
+
+        return of(self.leaves)
 
 
 class Tape:
@@ -709,6 +750,7 @@ class Tape:
         self.alive = False  # whether gradient may flow through this tape's tensors
         self.serial = next(_serial)  # tells one scope from the next
         self.events: list[dict[str, Any]] | None = [] if log else None
+        self.starts: dict[int, Start] = {}
         self._owner: int | None = None
         self._stepped: dict[int, Any] = {}
 
@@ -740,6 +782,30 @@ class Tape:
         """
         self._stepped[id(layer)] = layer
 
+    def layers(self) -> list[Any]:
+        """The layers that were stepped in this scope."""
+        return list(self._stepped.values())
+
+    @property
+    def open_elsewhere(self) -> bool:
+        """Whether this scope is open in another thread."""
+        owned = self._owner == threading.get_ident()
+        return self.alive and not self.keep_history and not owned
+
+    def watch_state(self, layer: Any, state: Any, instead_of: tuple[Param, ...] = ()) -> Any:
+        """Leaves with the values of `state`, an array or a tuple of them, for `grads.state(layer)`.
+
+        `instead_of` names the parameters whose gradient is None, not zero, if nothing else reaches
+        them: a learned start that the state stands for.
+        """
+
+        def leaf(part: Any) -> Any:
+            return tuple(map(leaf, part)) if isinstance(part, tuple) else self.watch(part)
+
+        start = Start(layer, leaf(state), instead_of)
+        self.starts[id(layer)] = start
+        return start.leaves
+
     def watch(self, array: Any) -> Tensor:
         """A leaf Tensor with the values of `array`, for gradients with respect to an input."""
         self._check_open("watch")
@@ -769,7 +835,7 @@ class Tape:
         loss is not recorded on an open tape of this thread.  A sweep that fails changes no
         `.grad`, but has used up what it passed.
         """
-        sweep = self._sweep("backward", loss, cotangent, keep_graph)
+        sweep = self.sweep(loss, cotangent, keep_graph=keep_graph)
         sweep.deposit(accumulate)
 
     def gradient(
@@ -785,7 +851,7 @@ class Tape:
         Zeros where the loss does not reach.  No `.grad` is touched.  Errors as for `backward`.
         """
         wanted = [t for t in tensors if isinstance(t, Tensor)]
-        sweep = self._sweep("gradient", loss, cotangent, keep_graph, wanted)
+        sweep = self.sweep(loss, cotangent, keep_graph=keep_graph, wanted=wanted, caller="gradient")
         results = []
         for t in tensors:
             grad = sweep.leaf(t) if t.node is None or t.node.op is _LEAF else None
@@ -794,14 +860,16 @@ class Tape:
             results.append(np.zeros_like(peek(t)) if grad is None else grad.copy(order="K"))
         return results
 
-    def _sweep(
+    def sweep(
         self,
-        caller: str,
-        loss: Tensor,
-        cotangent: Any,
-        keep_graph: bool,
+        loss: Tensor | Param,
+        cotangent: Any = None,
+        *,
+        keep_graph: bool = False,
         wanted: Iterable[Tensor] = (),
+        caller: str = "backward",
     ) -> Sweep:
+        """The finished sweep from `loss`, which holds all gradients.  Errors as for `backward`."""
         self._check_open(caller)
         if not isinstance(loss, Operand):
             raise TapeError(

@@ -206,18 +206,11 @@ class _Raiser:
 
     def _value(self, doc: Any) -> Task:
         """The value of `doc`, which may be a reference to a shared document."""
-        seen: set[int] = set()
-        number = 0
-        while type(doc) is dict and doc.get("tag") == "backref" and "ref" in doc:
-            number = doc["ref"]
-            if type(number) is not int or not 1 <= number <= len(self._backrefs):
-                raise FormatError(f"a reference names shared value {number!r}, which is missing.")
-            if number in seen:
-                raise FormatError(f"shared value {number} refers to itself.")
-            seen.add(number)
-            doc = self._backrefs[number - 1]
-        if not seen:
+        if not _is_reference(doc):
             return (yield self._raise(doc, _ignore))
+        number = doc["ref"]
+        if type(number) is not int or not 1 <= number <= len(self._backrefs):
+            raise FormatError(f"a reference names shared value {number!r}, which is missing.")
         if number in self._made:
             value = self._made[number]
             if value is _OPEN:
@@ -225,8 +218,11 @@ class _Raiser:
                     f"shared value {number} holds itself where Julia could not have put it."
                 )
             return value
+        shared = self._backrefs[number - 1]
+        if _is_reference(shared):
+            raise FormatError(f"shared value {number} is only a reference: the file is damaged.")
         self._made[number] = _OPEN
-        value = yield self._raise(doc, partial(self._made.__setitem__, number))
+        value = yield self._raise(shared, partial(self._made.__setitem__, number))
         self._made[number] = value
         return value
 
@@ -238,10 +234,10 @@ class _Raiser:
             return result
         if type(doc) is not dict:
             return doc
-        tag = doc.get("tag")
-        if isinstance(tag, str) and tag in _LEAVES:
+        tag = _tag(doc)
+        if tag in _LEAVES:
             return _LEAVES[tag](doc)
-        if isinstance(tag, str) and tag in _MAKERS:
+        if tag in _MAKERS:
             return (yield _MAKERS[tag](self, doc, publish))
         table: dict[str, Any] = {}
         publish(table)
@@ -349,6 +345,15 @@ _LEAVES: dict[str, Callable[[Document], Any]] = {
 
 def _ignore(value: Any) -> None:
     """The `publish` of a value that nothing refers to."""
+
+
+def _tag(doc: Any) -> str:
+    tag = doc.get("tag") if type(doc) is dict else None
+    return tag if type(tag) is str else ""
+
+
+def _is_reference(doc: Any) -> bool:
+    return _tag(doc) == "backref" and "ref" in doc
 
 
 def _list(doc: Any) -> list[Any]:

@@ -1,6 +1,7 @@
 """What a model is made of: named parameters, walking, modes, saving, copying, printing."""
 
-from recur.module.base import Module, detached, is_active, numeric
+from recur.module.base import Module, copy_into, detached, is_active, label, numeric
+from recur.module.copies import destructure, f32, f64
 from recur.module.initialisers import (
     child_generator,
     floating,
@@ -18,6 +19,7 @@ from recur.module.initialisers import (
     truncated_normal,
     zeros,
 )
+from recur.module.inputs import converted, features
 from recur.module.modes import journal, testmode, trainmode, transaction
 from recur.module.parameters import (
     Params,
@@ -31,16 +33,28 @@ from recur.module.parameters import (
     state_dict,
     ties,
 )
+from recur.module.printing import summary
+from recur.module.registry import build_model, describe_model, function_name, register
+from recur.module.shapes import outputsize, shape_after
 from recur.module.walking import children, walk
 
 __all__ = [
     "Module",
     "Params",
     "buffers",
+    "build_model",
     "child_generator",
     "children",
+    "converted",
+    "copy_into",
+    "describe_model",
+    "destructure",
     "detached",
+    "f32",
+    "f64",
+    "features",
     "floating",
+    "function_name",
     "generator",
     "generators",
     "glorot_normal",
@@ -50,6 +64,7 @@ __all__ = [
     "journal",
     "kaiming_normal",
     "kaiming_uniform",
+    "label",
     "load_state_dict",
     "loadmodel",
     "modules",
@@ -59,9 +74,13 @@ __all__ = [
     "numeric",
     "ones",
     "orthogonal",
+    "outputsize",
     "params",
+    "register",
     "seed",
+    "shape_after",
     "state_dict",
+    "summary",
     "testmode",
     "ties",
     "trainmode",

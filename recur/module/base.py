@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator
 from reprlib import recursive_repr
 from typing import Any, ClassVar
@@ -25,12 +26,15 @@ class Module:
 
     A subclass may override `fields`, `buffers`, `running_state`, `describe`, `config`,
     `output_shape`.  Names in `transient` (caches) are left out of copies and pickles; give them a
-    default on the class.
+    default on the class.  `takes_lists` says that a call takes a list of steps; containers hand the
+    steps to other layers one by one.
     """
 
     kind: ClassVar[str | None] = None
     version: ClassVar[int] = 1
     transient: ClassVar[frozenset[str]] = frozenset()
+    positional: ClassVar[tuple[str, ...]] = ()
+    takes_lists: ClassVar[bool] = False
 
     def __setattr__(self, name: str, new: Any) -> None:
         if type(new) is Param:
@@ -64,17 +68,30 @@ class Module:
         """Goes on from a state that `running_state` gave; {} is the start."""
 
     def config(self) -> dict[str, Any]:
-        """The constructor's keyword arguments, for files; see `register`."""
+        """The constructor's arguments by name, for files; see `register`."""
         raise NotImplementedError(f"{type(self).__qualname__} defines no config().")
 
     @classmethod
-    def from_config(cls, **config: Any) -> Module:
-        """A new layer from what `config` gave."""
-        return cls(**config)
+    def from_config(cls, config: dict[str, Any], version: int) -> Module:
+        """A new layer from what `config` gave in a version of the class, this one or an older.
+
+        Arguments that `positional` names are passed by position.
+        """
+        others = {name: config[name] for name in config if name not in cls.positional}
+        return cls(*(config[name] for name in cls.positional), **others)
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """What this layer is made of, to print: each with the name to show before it, or ""."""
+        return list(_parts(self.fields()))
 
     def describe(self) -> str:
         """One line: the kind of layer and its sizes, or what it is made of."""
-        return f"{type(self).__name__}({', '.join(map(repr, _parts(self.fields())))})"
+        inside = (f"{name}={label(x)}" if name else label(x) for name, x in self.parts())
+        return f"{type(self).__name__}({', '.join(inside)})"
+
+    def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that a call gives for inputs of these shapes; must not run the layer."""
+        raise NotImplementedError(f"{type(self).__qualname__} defines no output_shape().")
 
     def describe_state(self) -> str | None:
         """`state: start` or `state: batch 10` for a layer that carries a state, else None."""
@@ -179,11 +196,23 @@ def is_active(layer: Any) -> bool:
     return current() is not None if active is None else active
 
 
-def _parts(fields: list[tuple[str, Any]]) -> Iterator[Module]:
-    for _, child in fields:
+def label(x: Any) -> str:
+    """A layer or function on one line: layers by their sizes, functions by name."""
+    if isinstance(x, Module):
+        return repr(x)
+    if x is operator.add or x is operator.mul:
+        return "+" if x is operator.add else "*"
+    name = getattr(x, "__name__", None)
+    return name if isinstance(name, str) else repr(x)
+
+
+def _parts(fields: list[tuple[str, Any]]) -> Iterator[tuple[str, Module]]:
+    for name, child in fields:
         if isinstance(child, Module):
-            yield child
+            yield name, child
         elif isinstance(child, (list, tuple)):
-            yield from (item for item in child if isinstance(item, Module))
+            named = [(f"{name}[{i}]", item) for i, item in enumerate(child)]
+            yield from ((n, item) for n, item in named if isinstance(item, Module))
         elif isinstance(child, dict):
-            yield from (item for item in child.values() if isinstance(item, Module))
+            named = [(f"{name}[{key!r}]", item) for key, item in child.items()]
+            yield from ((n, item) for n, item in named if isinstance(item, Module))

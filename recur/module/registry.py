@@ -6,6 +6,7 @@ else.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -23,14 +24,25 @@ Layer = TypeVar("Layer", bound=type[Module])
 
 _registry: dict[str, type[Module]] = {}
 
+# The functions besides activations that models are made of, by the name that a file holds.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "*": operator.mul,
+    "tuple": tuple,
+    "vcat": ops.vcat,
+    "hcat": ops.hcat,
+    "softmax": ops.softmax,
+    "logsoftmax": ops.logsoftmax,
+}
+
 
 def register(kind: str, version: int = 1) -> Callable[[Layer], Layer]:
     """Class decorator: models that hold this layer can be saved, and loaded where it is registered.
 
-    The class needs `config()`, which gives its constructor's keyword arguments: numbers, strings,
-    None, layers, functions that `recur.ops` names, lists and dicts of these.  A class method
-    `from_config(**config)` may build it another way.  Raise `version` when the arguments change
-    their meaning; `from_config` then gets the old one as `version=`.
+    The class needs `config()`, which gives its constructor's arguments by name: numbers, strings,
+    None, layers, activations and other functions that files can name, lists and dicts of these.
+    Raise `version` when they change their meaning, and override `from_config`, which gets the
+    version that was written.
 
     Raises `ValueError` if another class holds the name.
     """
@@ -46,6 +58,14 @@ def register(kind: str, version: int = 1) -> Callable[[Layer], Layer]:
         return cls
 
     return decorate
+
+
+def function_name(function: Callable[..., Any]) -> str | None:
+    """The name under which a file holds a function, or None if it holds no such function."""
+    for name, held in _FUNCTIONS.items():
+        if function is held:
+            return name
+    return ops.name_of(function)
 
 
 def describe_model(model: Module) -> dict[str, Any]:
@@ -68,8 +88,9 @@ def build_model(description: Mapping[str, Any], max_bytes: int | None = None) ->
             model = _Reader().read(description["layers"])
         if not isinstance(model, Module):
             raise FormatError("the description holds no model.")
+        places = dict(walk(model))
         for path, first in dict(description["ties"]).items():
-            _tie(model, path, first)
+            _tie(places, path, first)
     except FormatError:
         raise
     except (RecurError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
@@ -79,8 +100,7 @@ def build_model(description: Mapping[str, Any], max_bytes: int | None = None) ->
     return model
 
 
-def _tie(model: Module, path: str, first: str) -> None:
-    places = dict(walk(model))
+def _tie(places: dict[str, Any], path: str, first: str) -> None:
     above, _, name = path.rpartition(".")
     owner, param = places[above], places[first]
     held = dict(children(owner)).get(name)
@@ -100,19 +120,19 @@ class _Writer:
     def write(self, path: str, x: Any) -> Any:
         if x is None or isinstance(x, (bool, int, float, str)):
             return x
-        if isinstance(x, np.dtype):
-            return x.name
+        if isinstance(x, (np.dtype, np.generic)):
+            return x.name if isinstance(x, np.dtype) else x.item()
         if isinstance(x, Module):
             return self.layer(path, x)
         if isinstance(x, (list, tuple)):
             return [self.write(f"{path}[{i}]", item) for i, item in enumerate(x)]
         if isinstance(x, dict):
             return {"$dict": [[key, self.write(f"{path}[{key!r}]", x[key])] for key in x]}
-        name = ops.name_of(x) if callable(x) else None
+        name = function_name(x) if callable(x) else None
         if name is None:
             raise StateError(
-                f"{path or 'model'}: {x!r} cannot be described in a file. Use a layer or a function "
-                "of recur, or wrap it in a Module registered with recur.register(...)."
+                f"{path or 'model'}: {x!r} cannot be described in a file. Use a layer or a "
+                "function of recur, or a Module registered with recur.register(...)."
             )
         return {"$function": name}
 
@@ -122,9 +142,9 @@ class _Writer:
         cls = type(layer)
         if cls.kind is None or _registry.get(cls.kind) is not cls:
             raise StateError(
-                f"{path or 'model'}: {cls.__qualname__} is a layer of your own, which a file cannot "
-                f'describe. Decorate the class with @recur.register("{cls.__qualname__}") and give '
-                "it a config() that returns its constructor's arguments."
+                f"{path or 'model'}: {cls.__qualname__} is a layer of your own, which a file "
+                f'cannot describe. Decorate the class with @recur.register("{cls.__qualname__}") '
+                "and give it a config() that returns its constructor's arguments."
             )
         self.numbers[id(layer)] = len(self.numbers)
         config = {
@@ -153,7 +173,8 @@ class _Reader:
                 raise FormatError("the description holds a layer that holds itself.")
             return layer
         if "$function" in x:
-            return ops.activation(x["$function"])
+            name = x["$function"]
+            return _FUNCTIONS.get(name) or ops.activation(name)
         return {key: self.read(item) for key, item in x["$dict"]}
 
     def layer(self, x: Mapping[str, Any]) -> Module:
@@ -172,8 +193,6 @@ class _Reader:
         place = len(self.layers)
         self.layers.append(None)
         config = {str(name): self.read(option) for name, option in x["config"].items()}
-        if version != cls.version:
-            config["version"] = version
-        layer = cls.from_config(**config)
+        layer = cls.from_config(config, version)
         self.layers[place] = layer
         return layer

@@ -21,6 +21,7 @@ _CLOSED = (
     *(np.ndarray, np.generic, np.dtype, Tensor, Tape, Node, Op, type, types.ModuleType),
     *(types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, types.CodeType),
     *(types.BuiltinFunctionType, types.FrameType, str, bytes, int, float, complex),
+    np.random.Generator,
 )
 
 
@@ -51,23 +52,22 @@ def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
         seen[id(obj)] = obj
         yield path, obj, True
         if type(obj) is not Param:
-            parts = [(join(path, name), part) for name, part in children(obj)]
-            stack.extend(reversed(parts))
+            parts = [(n, part) for n, part in children(obj) if type(part) not in _PLAIN]
+            stack.extend((join(path, name), part) for name, part in reversed(parts))
 
 
-def join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def join(path: str, name: str | int) -> str:
+    return f"{path}.{name}" if path else str(name)
 
 
-def children(obj: Any) -> Iterable[tuple[str, Any]]:
+def children(obj: Any) -> Iterable[tuple[str | int, Any]]:
     """The parts of one object by name; see `walk`."""
     if isinstance(obj, Module):
         return obj.fields()
     if isinstance(obj, dict):
         return [(str(key), part) for key, part in obj.items()]
     if isinstance(obj, (list, tuple)):
-        names = getattr(obj, "_fields", range(len(obj)))
-        return [(str(name), part) for name, part in zip(names, obj, strict=True)]
+        return zip(getattr(obj, "_fields", range(len(obj))), obj, strict=True)
     if isinstance(obj, types.FunctionType):
         return _parts_of_function(obj)
     if isinstance(obj, types.MethodType):

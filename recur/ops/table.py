@@ -124,6 +124,7 @@ def unary(
         return record_one(op, (source,), y, save(x) if keeps_x else y if keeps_y else None)
 
     call.__name__ = call.__qualname__ = name
+    call.__module__ = "recur.ops"  # where pickle finds it again
     call.__doc__ = doc
     return add_row(op, call, *numpy)
 
@@ -200,6 +201,7 @@ def binary(
         return record_one(op, (source_a, source_b), y, saved)
 
     call.__name__ = call.__qualname__ = name
+    call.__module__ = "recur.ops"  # where pickle finds it again
     call.__doc__ = doc
     return add_row(op, call, *numpy)
 
