@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-import twins
 
+import twins
 from recur import _kernels
 
 # kind: (kernel, twin, gates, options that each name a cell of its own)
@@ -141,9 +141,7 @@ def test_absent_gradients_count_as_zeros_in_every_combination(kind, dtype):
         check_gradients(kernel, got, twin.step_backward(tape, some), dtype, need_dx=False)
         for given in (dY, None):
             for need_dx in (True, False):
-                got = kernel.sequence_backward(
-                    saved, X, given, some, need_dx=need_dx, keep=True
-                )
+                got = kernel.sequence_backward(saved, X, given, some, need_dx=need_dx, keep=True)
                 want = twin.sequence_backward(tapes, given, some)
                 check_gradients(kernel, got, want, dtype, need_dx=need_dx)
 
@@ -171,9 +169,7 @@ def test_samples_stop_at_their_lengths(kind, variant, B, dtype):
     for f, p, w in zip(last, plain_last, want_last, strict=True):
         close(f, w, dtype)
         np.testing.assert_array_equal(f, p)
-    got = kernel.sequence_backward(
-        saved, X, dY, dstate, need_dx=True, keep=False, lengths=lengths
-    )
+    got = kernel.sequence_backward(saved, X, dY, dstate, need_dx=True, keep=False, lengths=lengths)
     np.testing.assert_array_equal(got[0][padding], 0)
     check_gradients(kernel, got, twin.sequence_backward(tapes, dY, dstate), dtype)
 

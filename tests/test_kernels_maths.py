@@ -62,7 +62,9 @@ def test_the_error_is_at_most_4_ulp_against_mpmath(name, dtype):
     rng = np.random.default_rng(2)
     x = np.concatenate([rng.uniform(-20, 20, 300), np.geomspace(1e-30, 20, 100)]).astype(dtype)
     found = getattr(_kernels, name)(x)
-    function = {"exp": mpmath.exp, "tanh": mpmath.tanh}.get(name, lambda v: 1 / (1 + mpmath.exp(-v)))
+    function = {"exp": mpmath.exp, "tanh": mpmath.tanh}.get(
+        name, lambda v: 1 / (1 + mpmath.exp(-v))
+    )
     with mpmath.workdps(60):
         for v, f in zip(x, found, strict=True):
             exact = function(mpmath.mpf(float(v)))

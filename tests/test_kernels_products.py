@@ -173,7 +173,9 @@ def dense_cross_entropy(logits, target, weights):
     shifted = logits - logits.max(1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     loss = -(np.where(target == 0, 0, target * log_p)).sum(1)
-    return weights * loss, weights[:, None] * (np.exp(log_p) * target.sum(1, keepdims=True) - target)
+    return weights * loss, weights[:, None] * (
+        np.exp(log_p) * target.sum(1, keepdims=True) - target
+    )
 
 
 @both_dtypes
