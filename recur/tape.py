@@ -212,6 +212,18 @@ class Tensor(Operand):
         raise TapeError("a Tensor cannot be copied: it belongs to a tape. Copy recur.value(t).")
 
 
+class Version:
+    """A counter that an owner of weights raises at each write."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def bump(self) -> None:
+        self.count += 1
+
+
 class FlatBuffer:
     """One array that holds many parameters, each of them a view of it.
 
@@ -222,7 +234,7 @@ class FlatBuffer:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        self.count = _kernels.Version()
+        self.count = Version()
         self.left = False  # whether a parameter has moved on into another buffer
 
     @contextmanager
@@ -287,7 +299,7 @@ class Param(Operand):
         self.name = name
         self.grad: np.ndarray | None = None
         self.packed: Any = None  # what an operation keeps of the present version, for its own use
-        self._count = _kernels.Version()
+        self._count = Version()
         self._flat: FlatBuffer | None = None
         self._hold(array)
 
@@ -308,7 +320,7 @@ class Param(Operand):
         return self._count.count if flat is None else self._count.count + flat.count.count
 
     @property
-    def counters(self) -> tuple[_kernels.Version, ...]:
+    def counters(self) -> tuple[Version, ...]:
         """The counters whose sum is `version`, for kernels that watch them."""
         return (self._count,) if self._flat is None else (self._count, self._flat.count)
 
@@ -337,7 +349,7 @@ class Param(Operand):
             self._flat.left = True
         version = self.version
         self._changed()  # whoever watches the counter that is now given up looks again
-        self._count = _kernels.Version(version + 1)
+        self._count = Version(version + 1)
         self._flat = flat
         self._hold(view)
 
@@ -586,10 +598,17 @@ class Sweep:
     the array into which a gradient may be added in place, `post` leaves a product to be made later.
     """
 
-    __slots__ = ("_heap", "_leaves", "_pending", "_wanted", "found", "keep_graph")
+    __slots__ = ("_heap", "_leaves", "_pending", "_tape", "_wanted", "found", "keep_graph")
 
-    def __init__(self, *, keep_graph: bool = False, wanted: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        tape: Tape | None = None,
+        *,
+        keep_graph: bool = False,
+        wanted: Iterable[Tensor] = (),
+    ) -> None:
         self.keep_graph = keep_graph
+        self._tape = tape
         self._heap: list[tuple[int, Node]] = []
         self._pending: dict[Node, dict[int, _Slot]] = {}
         self._leaves: dict[Param | Node, _Slot] = {}
@@ -611,6 +630,11 @@ class Sweep:
     def _visit(self, node: Node) -> None:
         op = node.op
         slots = self._pending.pop(node)
+        if node.tape is not self._tape and node.tape.is_open:
+            raise TapeError(
+                "backward: this loss depends on the open scope of another thread. Pass "
+                "recur.value(t) between threads, or close that scope first."
+            )
         if op is None:
             raise GraphUsedError(
                 "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep "
@@ -748,6 +772,7 @@ class Tape:
     def __init__(self, *, keep_history: bool = False, log: bool = False) -> None:
         self.keep_history = keep_history
         self.alive = False  # whether gradient may flow through this tape's tensors
+        self.is_open = False
         self.serial = next(_serial)  # tells one scope from the next
         self.events: list[dict[str, Any]] | None = [] if log else None
         self.starts: dict[int, Start] = {}
@@ -763,13 +788,13 @@ class Tape:
         if self._owner is not None:
             raise TapeError("Tape: this tape was used before. Make a new one for each scope.")
         self._owner = threading.get_ident()
-        self.alive = True
+        self.alive = self.is_open = True
         _thread.tape = self
         return self
 
     def __exit__(self, *exc: object) -> None:
         _thread.tape = None
-        self.alive = self.keep_history
+        self.alive, self.is_open = self.keep_history, False
         stepped, self._stepped = self._stepped, {}
         if not self.keep_history:
             for layer in stepped.values():
@@ -897,7 +922,7 @@ class Tape:
                 )
         if self.events is not None:
             self.log("loss", inputs=(loss,))
-        sweep = Sweep(keep_graph=keep_graph or self.keep_history, wanted=wanted)
+        sweep = Sweep(self, keep_graph=keep_graph or self.keep_history, wanted=wanted)
         sweep.run(loss, seed)
         return sweep
 
