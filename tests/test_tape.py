@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 
-from recur import ops
+from recur import _kernels, ops
 from recur.errors import GraphUsedError, ShapeError, TapeError
 from recur.tape import (
     FlatBuffer,
@@ -465,8 +465,6 @@ def cell(rng):
 
 
 def test_a_looped_cell_makes_one_product_a_weight(cell, monkeypatch):
-    from recur import _kernels, tape
-
     W, U, b, xs = cell
     calls = []
 
@@ -478,20 +476,18 @@ def test_a_looped_cell_makes_one_product_a_weight(cell, monkeypatch):
             calls.append((dg.shape, accumulate))
             _kernels.weight_gradient(dg, x, out, accumulate=accumulate)
 
-    monkeypatch.setattr(tape, "_kernels", Counting())
+    monkeypatch.setattr("recur.tape.sweep._kernels", Counting())
     with Tape() as t:
         t.backward(recurrent_loss(W, U, b, xs))
     assert sorted(calls) == [((12, 4), False), ((12, 4), False)]
 
 
 def test_a_long_window_is_multiplied_out_in_parts(cell, monkeypatch):
-    from recur import tape
-
     W, U, b, xs = cell
     with Tape() as t:
         t.backward(recurrent_loss(W, U, b, xs))
     expected = [p.grad for p in (W, U, b)]
-    monkeypatch.setattr(tape, "_ROWS_PER_FLUSH", 4)
+    monkeypatch.setattr("recur.tape.sweep._ROWS_PER_FLUSH", 4)
     for p in (W, U, b):
         p.grad = None
     with Tape() as t:
