@@ -843,7 +843,7 @@ JSON = st.recursive(
 )
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(data=st.data())
 def test_any_other_description_builds_a_model_or_is_a_format_error(data):
     described = describe_model(
