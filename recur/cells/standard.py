@@ -39,9 +39,7 @@ class RNNCell(KernelCell):
     function.
     """
 
-    positional = ("n_in", "n_out", "act")
     weight_names = ("Wi", "Wh", "b")
-
     positional = ("n_in", "n_out", "act")
 
     def __init__(
@@ -107,8 +105,6 @@ class RNNCell(KernelCell):
 
 class _GatedCell(KernelCell):
     """What cells with gates share: the gates' activation, and printing."""
-
-    positional = ("n_in", "n_out")
 
     positional = ("n_in", "n_out")
     gate_act: Any
