@@ -61,7 +61,7 @@ test: $(VENV)/recur.installed $(VENV)/test.group
 lint: $(VENV)/recur.installed $(VENV)/lint.group
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint recur
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint recur  # it runs pycodestyle by name
 
 docs: $(VENV)/recur.installed $(VENV)/docs.group
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html

@@ -110,14 +110,17 @@ def _sweep(tape: Tape, loss: Any) -> Sweep:
     """The finished sweep from what f returned; an empty one if that depends on nothing."""
     if isinstance(loss, Param) or (isinstance(loss, Tensor) and loss.live):
         return tape.sweep(loss, caller="gradient")
-    array = np.asarray(peek(loss))
-    if array.size != 1 or array.dtype.kind not in "fiub":
-        what = f"an array of shape {array.shape}" if array.size != 1 else type(loss).__name__
-        raise TapeError(
-            f"gradient: f returned {what}, expected one number. Reduce it, for example with sum; "
-            "withgradient also takes (loss, aux)."
-        )
-    return Sweep()
+    plain = peek(loss)
+    if not isinstance(plain, np.ndarray | np.generic | float | int):
+        what = f"a {type(loss).__name__}"
+    elif np.size(plain) != 1:
+        what = f"an array of shape {np.shape(plain)}"
+    else:
+        return Sweep()
+    raise TapeError(
+        f"gradient: f returned {what}, expected one number. Reduce it, for example with sum; "
+        "withgradient also takes (loss, aux)."
+    )
 
 
 class _Constant:
@@ -268,6 +271,11 @@ class Gradients:
                 "or convert the model with f32 or f64."
             )
         return self.flats[0]
+
+    @flat.setter
+    def flat(self, new: Any) -> None:  # `g.flat *= 2` assigns what it has changed in place
+        if new is not self.flat:
+            self.flat[...] = new
 
     def state(self, layer: Any) -> Any:
         """The gradient of the state with which `layer` entered the scope, shaped like that state.

@@ -209,7 +209,7 @@ def _binary(p: np.ndarray, t: np.ndarray, eps: float) -> Parts:
 
 def _logit_binary(p: np.ndarray, t: np.ndarray) -> Parts:
     entries = np.maximum(p, 0) - p * t + np.log1p(np.exp(-np.abs(p)))
-    return entries, lambda: _kernels.sigmoid(p) - t, lambda: -p
+    return entries, lambda: ops.sigmoid(p) - t, lambda: -p
 
 
 def _poisson(p: np.ndarray, t: np.ndarray) -> Parts:
@@ -345,7 +345,7 @@ def _joined(name: str, x: Any) -> Any:
     if any(traced(step) is not None for step in x):
         return ops.stack(x, axis=-1)
     # Laid out by steps, as recorded results are: features lie together.
-    return np.stack([np.asarray(peek(step)).T for step in x]).T
+    return np.array([np.asarray(peek(step)).T for step in x]).T
 
 
 def _in_one_dtype(p: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:

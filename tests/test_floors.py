@@ -60,17 +60,21 @@ def room(name: str) -> str:
     return name.split(".")[0]
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import with whether it runs when the module is imported."""
+Import = tuple[ast.Import | ast.ImportFrom, bool | None]
 
-    def walk(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+
+def imports(tree: ast.Module) -> Iterator[Import]:
+    """Every import with whether it runs when the module is imported, None if only type checkers
+    see it."""
+
+    def walk(node: ast.AST, at_import: bool | None) -> Iterator[Import]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, at_import
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             at_import = False
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for child in node.body:
-                yield from walk(child, False)
+                yield from walk(child, None)
             for child in node.orelse:
                 yield from walk(child, at_import)
             return
@@ -121,6 +125,8 @@ def stray_imports(modules: dict[str, str]) -> list[str]:
                 if top != "recur":
                     found += stray_package(place, top, at_import)
                 elif room(rest or "__init__") == room(name):
+                    if at_import is None:
+                        continue  # a name for type checkers makes no cycle
                     inner.setdefault(room(name), {}).setdefault(name, set()).add(rest)
                 elif FLOORS.get(room(rest or "__init__"), 99) >= FLOORS[room(name)]:
                     found.append(f"{place}: imports {target}, which is not on a lower floor")
@@ -132,7 +138,7 @@ def stray_imports(modules: dict[str, str]) -> list[str]:
     return found
 
 
-def stray_package(place: str, package: str, at_import: bool) -> list[str]:
+def stray_package(place: str, package: str, at_import: bool | None) -> list[str]:
     if package in sys.stdlib_module_names or package in DEPENDENCIES:
         return []
     if package not in OPTIONAL:
@@ -215,6 +221,11 @@ def test_a_stray_import_is_seen(modules, complaint):
         {"__init__": "from .tape import Tape\nfrom recur.train import train", "train": ""},
         {"__main__": "import recur\nfrom .train import train\nfrom recur import Chain"},
         FOLDER,
+        {
+            "io": "",
+            "io.a": "if TYPE_CHECKING:\n    from recur.io.b import X",
+            "io.b": "from recur.io.a import Y",
+        },
     ],
 )
 def test_a_lawful_import_passes(modules):

@@ -8,13 +8,25 @@ import pickle
 import threading
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 import recur.module as module
 from recur import ops
 from recur.errors import FormatError, ShapeError, StateError, TapeError
-from recur.layers import BatchNorm, Chain, Dense, Dropout, Embedding, LayerNorm, Parallel
+from recur.layers import (
+    BatchNorm,
+    Chain,
+    Dense,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Parallel,
+    Scale,
+    SkipConnection,
+)
 from recur.module import (
     Module,
     build_model,
@@ -815,3 +827,46 @@ def test_a_newer_class_gets_the_version_that_was_written():
     described["layers"]["version"] = 1
     build_model(described)
     assert seen == [1]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["$layer", "$again", "$dict", "$function", "version", "config", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=5,
+)
+
+
+@hypothesis.settings(max_examples=150)
+@hypothesis.given(data=st.data())
+def test_any_other_description_builds_a_model_or_is_a_format_error(data):
+    described = describe_model(
+        Chain(
+            Embedding(3, 2),
+            Parallel("+", a=Dense(2, 2, ops.tanh), b=Dropout(0.5, dims=0)),
+            SkipConnection(BatchNorm(2), ops.vcat),
+            LayerNorm(4),
+            Scale(4),
+        )
+    )
+    described["ties"] = {"layers.2.layers.0.scale": "layers.2.layers.0.bias"}
+    assert isinstance(build_model(described, 10_000), Module)
+    place: Any = described
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        below = place[key]
+        if not isinstance(below, dict | list) or not below or data.draw(st.booleans()):
+            break
+        place = below
+    place[key] = data.draw(JSON)
+    try:
+        assert isinstance(build_model(described, 10_000), Module)
+    except FormatError:
+        pass

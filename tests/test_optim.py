@@ -13,6 +13,8 @@ import pytest
 
 from recur import optim
 from recur.errors import ShapeError, StateError
+from recur.gradients import flatten_parameters, gradient
+from recur.losses import mse
 from recur.module import Module, params
 from recur.optim import (
     AdaBelief,
@@ -445,6 +447,48 @@ def test_a_part_of_the_model_may_be_updated_alone(rng):
     update(opt, model.inner, {"weight": grads["inner.weight"], "bias": grads["inner.bias"]})
     update(other_opt, other, {k: g for k, g in grads.items() if k.startswith("inner")})
     assert_same_bits(values(model), values(other))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_result_of_gradient_goes_straight_into_update(flat, dtype, rng):
+    model, other = Model(dtype), Model(dtype)
+    if flat:
+        flatten_parameters(model)
+    opt = setup(OptimiserChain(ClipNorm(1.0), Adam(0.1)), model)
+    other_opt = setup(OptimiserChain(ClipNorm(1.0), Adam(0.1)), other)
+    x = rng.standard_normal((7, 3)).astype(dtype)
+
+    def loss(m):
+        return mse(m.inner.weight @ x, 1.0) + mse(m.table, m.scale.value)
+
+    results = None
+    for _ in range(5):
+        results = gradient(loss, model, into=results)
+        update(opt, model, results)
+        update(other_opt, other, dict(gradient(loss, other).items()))
+    assert_same_bits(values(model), values(other))
+    assert not np.array_equal(model.inner.weight.value, Model(dtype).inner.weight.value)
+    np.testing.assert_array_equal(model.inner.bias.value, Model(dtype).inner.bias.value)
+
+
+def test_gradients_of_a_whole_model_may_update_a_part_of_it():
+    model = Model()
+    opt = setup(Descent(1.0), model)
+    before = values(model)
+    update(opt, model.inner, gradient(lambda m: (m.inner.bias * m.scale).sum(), model))
+    np.testing.assert_allclose(model.inner.bias.value, before[2] - before[3])
+    np.testing.assert_array_equal(model.scale.value, before[3])
+
+
+def test_a_missing_gradient_in_a_result_leaves_the_parameter_alone():
+    model = Model()
+    opt = setup(Momentum(1.0), model)
+    before = values(model)
+    update(opt, model, gradient(lambda m: m.bias.sum(), model.inner))
+    np.testing.assert_array_equal(model.table.value, before[0])
+    np.testing.assert_array_equal(model.inner.bias.value, before[2] - 1)
+    counts = {path: one["count"] for path, one in opt.state_dict()["params"].items()}
+    assert counts == {"table": 0, "inner.weight": 1, "inner.bias": 1, "scale": 0}
 
 
 # ClipNorm.

@@ -299,6 +299,7 @@ class _Raiser:
 
     def _struct(self, doc: Document, publish: Callable[[Any], None]) -> Task:
         kind = yield self._type(doc.get("type"))
+        julia.check_storage(kind)
         data = doc.get("data")
         if type(data) is dict:
             data = yield self._value(data)

@@ -259,6 +259,7 @@ class _Reader:
             publish(value)
             yield self._fill_type(value, form, piece)
             return value
+        julia.check_storage(shape_type)
         result = Struct(shape_type)
         sequence = shape_type.name in ("Tuple", "NTuple") and not shape_type.package
         if not sequence and kind.written is None:

@@ -162,14 +162,11 @@ _FIELDS: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("Flux", "LSTM", 1): ("cell",),
     ("Flux", "GRU", 1): ("cell",),
     ("Flux", "GRUv3", 1): ("cell",),
-    ("Flux", "RNN", 2): ("return_state", "cell"),
-    ("Flux", "LSTM", 2): ("return_state", "cell"),
-    ("Flux", "GRU", 2): ("return_state", "cell"),
-    ("Flux", "GRUv3", 2): ("return_state", "cell"),
     ("Flux", "Recurrence", 1): ("cell",),
-    ("Flux", "Recurrence", 2): ("return_state", "cell"),
+    ("Flux", "RNNCell", 2): ("d", "h"),
     ("Flux", "RNNCell", 5): ("σ", "Wi", "Wh", "b", "state0"),
     ("Flux", "RNNCell", 4): ("σ", "Wi", "Wh", "bias"),
+    ("Flux", "LSTMCell", 6): ("forget", "input", "output", "cell", "h", "c"),
     ("Flux", "LSTMCell", 5): ("Wi", "Wh", "b", "h", "c"),
     ("Flux", "LSTMCell", 4): ("Wi", "Wh", "b", "state0"),
     ("Flux", "LSTMCell", 3): ("Wi", "Wh", "bias"),
@@ -181,6 +178,18 @@ _FIELDS: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("Flux", "Embedding", 2): ("weight", "padding_idx"),
     ("Flux", "Parallel", 2): ("connection", "layers"),
     ("Flux", "SkipConnection", 2): ("layers", "connection"),
+    ("Flux", "Dropout", 2): ("p", "active"),
+    ("Flux", "Dropout", 3): ("p", "dims", "active"),
+    ("Flux", "Dropout", 4): ("p", "dims", "active", "rng"),
+    ("Flux", "Diagonal", 2): ("α", "β"),
+    ("Flux", "Scale", 3): ("scale", "bias", "σ"),
+    ("Flux", "LayerNorm", 1): ("diag",),
+    ("Flux", "LayerNorm", 5): ("λ", "diag", "ϵ", "size", "affine"),
+    ("Flux", "BatchNorm", 8): ("λ", "β", "γ", "μ", "σ²", "ϵ", "momentum", "active"),
+    ("Flux", "BatchNorm", 11): (
+        *("λ", "β", "γ", "μ", "σ²", "ϵ", "momentum"),
+        *("affine", "track_stats", "active", "chs"),
+    ),
     ("Tracker", "TrackedArray", 3): ("tracker", "data", "grad"),
     ("Flux", "TrackedArray", 3): ("tracker", "data", "grad"),
     ("Tracker", "TrackedReal", 1): ("tracker",),
@@ -194,11 +203,25 @@ _FIELDS: dict[tuple[str, str, int], tuple[str, ...]] = {
     ("Tracker", "Params", 2): ("order", "params"),
     ("Flux", "Params", 2): ("order", "params"),
     ("Optimisers", "Restructure", 3): ("model", "offsets", "length"),
+    ("LinearAlgebra", "Adjoint", 1): ("parent",),
+    ("LinearAlgebra", "Transpose", 1): ("parent",),
     ("", "Complex", 2): ("re", "im"),
     ("", "Pair", 2): ("first", "second"),
     ("", "RefValue", 1): ("x",),
     ("", "TypeVar", 3): ("name", "lb", "ub"),
 }
+
+
+_GPU_ARRAYS = {"CuArray", "ROCArray", "MtlArray", "oneArray", "CLArray"}
+
+
+def check_storage(type: Type) -> None:
+    """Raise `FormatError` for an array that lay in the memory of a GPU."""
+    if type.name in _GPU_ARRAYS and type.package:
+        raise FormatError(
+            f"the file holds a {type.name}: it was saved from a GPU, and the numbers stayed there. "
+            "In Julia, move the model to the CPU before saving it: model = cpu(model)."
+        )
 
 
 def field_names(type: Type, count: int) -> tuple[str, ...] | None:
@@ -217,6 +240,7 @@ _GHOSTS: dict[tuple[str, str], tuple[str, int]] = {
     ("Flux", "RNNCell"): ("σ", 0),
     ("Flux", "Parallel"): ("connection", 0),
     ("Flux", "SkipConnection"): ("connection", 1),
+    ("Flux", "Scale"): ("σ", 2),
     ("Flux", "LayerNorm"): ("λ", 0),
     ("Flux", "BatchNorm"): ("λ", 0),
 }

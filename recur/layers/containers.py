@@ -102,10 +102,15 @@ class Container(Module):
 
 
 def accepted(layer: Any) -> frozenset[str]:
-    """Which step options a call of `layer` takes; functions take none."""
-    if isinstance(layer, Container):
+    """Which step options a call of `layer` takes; functions take none.
+
+    A layer that wraps others may say so by a method `accepts()`; else its signature tells.
+    """
+    if not isinstance(layer, Module):
+        return frozenset()
+    if hasattr(layer, "accepts"):
         return layer.accepts()
-    return _accepted(type(layer).__call__) if isinstance(layer, Module) else frozenset()
+    return _accepted(type(layer).__call__)
 
 
 @functools.cache
@@ -134,13 +139,12 @@ def connect(connection: Callable[..., Any], ys: Sequence[Any], listed: bool) -> 
     return connection(*ys)
 
 
+_SYMBOLS = {"+": operator.add, "*": operator.mul}
+
+
 def connection_of(kind: str, connection: Any) -> Callable[..., Any]:
     """The function that a constructor's `connection` stands for; "+" and "*" are taken too."""
-    found = (
-        {"+": operator.add, "*": operator.mul}.get(connection, connection)
-        if isinstance(connection, str)
-        else connection
-    )
+    found = _SYMBOLS.get(connection) if isinstance(connection, str) else connection
     if not callable(found):
         raise TypeError(f"{kind}: the connection is {connection!r}, expected a function or '+'.")
     return found

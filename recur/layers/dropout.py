@@ -55,10 +55,11 @@ class Dropout(StepLayer):
         if self.p == 0 or not is_active(self):
             return x
         array = np.asarray(peek(x))
-        dtype = array.dtype if array.dtype.kind == "f" else np.dtype(np.float32)
-        mask = self._draw(array.shape).astype(dtype)
+        if array.dtype.kind != "f":
+            array = array.astype(np.float32)
+        mask = self._draw(array.shape).astype(array.dtype)
         if self.p < 1:
-            mask *= dtype.type(1 / (1 - self.p))
+            mask *= array.dtype.type(1 / (1 - self.p))
         y = np.multiply(array, mask)
         source = traced(x) if current() is not None else None
         return y if source is None else record_one(_MASK, (source,), y, mask)

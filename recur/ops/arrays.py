@@ -11,7 +11,7 @@ import numpy as np
 
 from recur import tape
 from recur.errors import ShapeError
-from recur.ops.table import add_row, any_traced, as_numpy, operation, sources, unbroadcast
+from recur.ops.table import Unary, add_row, any_traced, as_numpy, operation, sources, unbroadcast
 from recur.tape import Node, Op, Param, Sweep, peek, record_one, traced, value
 
 _BASIC = (int, slice, NoneType, EllipsisType)
@@ -48,14 +48,21 @@ def broadcast_to(x: Any, shape: int | Sequence[int]) -> Any:
     return np.broadcast_to(x, shape)
 
 
-@operation(lambda g, dtype: g, numpy=(np.astype,) if hasattr(np, "astype") else ())
+_ASTYPE = Unary("astype", lambda g, _: g)  # the sweep gives each gradient its operand's dtype
+
+
 def astype(x: Any, dtype: Any) -> Any:
     """x in another floating-point dtype; the gradient returns in the dtype of x."""
-    if np.dtype(dtype).kind != "f" and tape.current() is not None:
+    if tape.current() is None or (source := traced(x)) is None:
+        return np.asarray(peek(x)).astype(dtype)
+    if np.dtype(dtype).kind != "f":
         raise TypeError(
             f"astype: {np.dtype(dtype)} carries no gradient. Convert recur.value(t) instead."
         )
-    return np.asarray(x).astype(dtype)
+    return record_one(_ASTYPE, (source,), peek(x).astype(dtype), None)
+
+
+add_row(_ASTYPE, astype, *([np.astype] if hasattr(np, "astype") else []))
 
 
 def _repeat_gradient(

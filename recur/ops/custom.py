@@ -11,7 +11,7 @@ import numpy as np
 from recur import tape
 from recur.errors import ShapeError
 from recur.ops.table import any_traced, sources
-from recur.tape import Node, Op, Param, Sweep, Tensor, check_version, record, value
+from recur.tape import Node, Op, Param, Sweep, Tensor, check_version, protected, record, value
 
 
 def stop_gradient(x: Any) -> Any:
@@ -43,7 +43,7 @@ class _Custom(Op):
         for param, version in versions:
             check_version(param, version)
         dys = tuple(
-            _protected(grads[i]) if i in grads else np.zeros(shape, dtype)
+            protected(grads[i]) if i in grads else np.zeros(shape, dtype)
             for i, (shape, dtype) in enumerate(outputs[1])
         )
         found = self.function(saved, dys if outputs[0] else dys[0])
@@ -64,12 +64,6 @@ class _Custom(Op):
                     f"{i}, expected {source.shape}, the shape of that argument."
                 )
             sweep.add(source, grad, own=True)
-
-
-def _protected(array: np.ndarray) -> np.ndarray:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def custom_grad(
@@ -119,5 +113,5 @@ def custom_grad(
 def _argument(x: Any, recorded: bool) -> Any:
     """What forward sees of an argument; a plain array is copied, since `saved` may hold it."""
     if isinstance(x, Tensor | Param):
-        return value(x) if x.ndim else _protected(np.asarray(value(x)))
+        return value(x) if x.ndim else protected(np.asarray(value(x)))
     return x.copy(order="K") if recorded and isinstance(x, np.ndarray) else x

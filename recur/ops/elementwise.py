@@ -26,7 +26,10 @@ def _fast(kernel: Any, general: Any) -> Any:
     known = (np.dtype(np.float32), np.dtype(np.float64))
 
     def forward(x: Any) -> Any:
-        return kernel(x) if type(x) is np.ndarray and x.dtype in known else general(x)
+        if type(x) is not np.ndarray or x.dtype not in known:
+            return general(x)
+        # Kernels read C-contiguous memory, which features-first arrays are when transposed.
+        return kernel(x) if x.flags.c_contiguous else kernel(np.ascontiguousarray(x.T)).T
 
     return forward
 

@@ -110,13 +110,13 @@ def _extreme_gradient(
     return tied * (_expand(g, x.shape, axis, keepdims) / tied.sum(axis=axis, keepdims=True))
 
 
-@operation(_extreme_gradient, keeps="xy", numpy=(np.max,))
+@operation(_extreme_gradient, keeps="xy", numpy=(np.max, np.amax))
 def max(x: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """The largest over the axes given. Gradient: g, shared evenly among those that tie."""
     return np.max(x, axis=axis, keepdims=keepdims)
 
 
-@operation(_extreme_gradient, keeps="xy", numpy=(np.min,))
+@operation(_extreme_gradient, keeps="xy", numpy=(np.min, np.amin))
 def min(x: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """The smallest over the axes given. Gradient: g, shared evenly among those that tie."""
     return np.min(x, axis=axis, keepdims=keepdims)
@@ -197,5 +197,6 @@ def _logsumexp_gradient(
 def logsumexp(x: Any, dims: Axis = None, *, keepdims: bool = False) -> Any:
     """log(sum(e ** x)), over all axes by default, as in NNlib. Gradient: g softmax(x)."""
     x, top = _shifted(x, dims)
-    y = np.log(np.sum(np.exp(x), axis=dims, keepdims=True)) + top
+    with np.errstate(divide="ignore"):  # -inf everywhere: the logarithm of 0 is meant
+        y = np.log(np.sum(np.exp(x), axis=dims, keepdims=True)) + top
     return y if keepdims else np.squeeze(y, axis=dims)

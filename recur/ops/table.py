@@ -88,7 +88,7 @@ def constant(x: Any) -> Any:
     return array
 
 
-class _Unary(Op):
+class Unary(Op):
     """An operation on one array: `gradient(g, kept, *args, **options)`."""
 
     __slots__ = ("gradient",)
@@ -114,7 +114,7 @@ def unary(
     numpy: tuple[Callable[..., Any], ...] = (),
 ) -> Callable[[Any], Any]:
     """A row for an elementwise function of one array; `gradient(g, kept)`, keeps "x", "y" or ""."""
-    op = _Unary(name, gradient)
+    op = Unary(name, gradient)
     keeps_x, keeps_y = keeps == "x", keeps == "y"
 
     def call(x: Any) -> Any:

@@ -16,7 +16,7 @@ from recur.tape import Param
 
 # A rule passes over its arrays several times: blocks of this size stay in a core's own cache
 # between the passes, and their temporaries are recycled by the allocator.
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 17
 
 
 class Leaf:
@@ -204,8 +204,6 @@ class Segment:
         self.g: np.ndarray = self.views[0]
         self.gathered: np.ndarray | None = None
         self.made: np.ndarray | None = None
-        self.seen: list[np.ndarray] = []
-        self.seen_flat: np.ndarray | None = None
 
     def _blocks(self) -> Iterator[tuple[slice | EllipsisType, np.ndarray, list[State]]]:
         """(place in the segment, parameters, states) of each block."""
@@ -268,11 +266,6 @@ class Segment:
 
     def _as_flat(self, grads: list[np.ndarray]) -> np.ndarray | None:
         """The gradients as one vector, if they already lie in memory as the parameters do."""
-        if self.seen_flat is not None and all(
-            a is b for a, b in zip(grads, self.seen, strict=True)
-        ):
-            return self.seen_flat
-        self.seen, self.seen_flat = [], None
         base = grads[0].base
         if (
             base is None
@@ -289,9 +282,7 @@ class Segment:
         ):
             return None
         first = (start - _address(base)) // base.itemsize
-        # Views that are kept here are those of a buffer that is written again at every step.
-        self.seen, self.seen_flat = grads, base[first : first + self.size]
-        return self.seen_flat
+        return base[first : first + self.size]
 
     def _gather(self, grads: list[np.ndarray]) -> np.ndarray:
         if self.gathered is None:

@@ -197,7 +197,7 @@ def _gradient(grads: Any, path: str, p: Param) -> Any:
         return p.grad
     if isinstance(grads, Mapping):
         return peek(grads.get(path, grads.get(p)))
-    return grads[p]
+    return grads[p] if p in grads else None
 
 
 def _check_known(params: Mapping[str, Param], grads: Mapping[Any, Any]) -> None:

@@ -1,0 +1,21 @@
+"""Cells: one step of a recurrent layer as a pure function, `state, y = cell(state, x)`."""
+
+from recur.cells.base import Cell, LSTMState, as_parts, begin, check_input, floats, own_state, plain
+from recur.cells.kernel import KernelCell
+from recur.cells.standard import GRUCell, GRUv3Cell, LSTMCell, RNNCell
+
+__all__ = [
+    "Cell",
+    "GRUCell",
+    "GRUv3Cell",
+    "KernelCell",
+    "LSTMCell",
+    "LSTMState",
+    "RNNCell",
+    "as_parts",
+    "begin",
+    "check_input",
+    "floats",
+    "own_state",
+    "plain",
+]

@@ -1,0 +1,452 @@
+"""Cells that run as compiled kernels: packed weights kept fresh, one node a step or a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from recur import _kernels, ops
+from recur.cells.base import Cell, State
+from recur.errors import ShapeError
+from recur.module import new_param, numeric, zeros
+from recur.tape import (
+    Node,
+    Op,
+    Operand,
+    Param,
+    Sweep,
+    check_version,
+    current,
+    peek,
+    record,
+    traced,
+    writes,
+)
+
+
+class Packed:
+    """The weights of a cell at one moment, as its kernel holds them.
+
+    kernel   None if the weights or the activation are none that a kernel knows
+    names    the weights that the cell has
+    weights  what gradient flows into, in that order; None for a constant
+    key      each weight with its version: equal keys mean equal numbers
+    stamp    `writes.stamp` when the key was last found true; None if a look at it proves nothing
+    """
+
+    __slots__ = ("kernel", "key", "names", "stamp", "weights")
+
+    def __init__(
+        self, kernel: Any, names: tuple, weights: tuple, key: tuple, stamp: int | None
+    ) -> None:
+        self.kernel = kernel
+        self.names = names
+        self.weights = weights
+        self.key = key
+        self.stamp = stamp
+
+    def check(self, *, of_x: bool, of_state: bool) -> None:
+        """Raises `TapeError` if a weight that the backward multiplies with was written since."""
+        for name, (weight, version) in zip(self.names, self.key, strict=True):
+            needed = of_x if name == "Wi" else of_state and name not in ("b", "bh")
+            if needed and type(weight) is Param:
+                check_version(weight, version)
+
+
+class KernelCell(Cell):
+    """A cell whose step is one kernel call, also in a sequence and in backward.
+
+    Weights are parameters, or tensors computed from parameters, or constants: any object with
+    `shape`, `@` and `.T`.  With such a constant, or an activation of the user's, the same equations
+    run as separate operations.  A subclass gives `weight_names`, those of them that are `optional`,
+    `shapes`, `build` and `equations`.
+    """
+
+    transient: ClassVar[frozenset[str]] = frozenset({"_packed"})
+    weight_names: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[frozenset[str]] = frozenset({"b"})
+    _packed: Packed | None = None
+    Wh: Any
+    b: Any
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        absent: Collection[str],
+        *,
+        init: Any,
+        recurrent_init: Any,
+        bias_init: Any,
+        dtype: Any,
+        rng: np.random.Generator | None,
+    ) -> None:
+        for name, size in (("n_in", n_in), ("n_out", n_out)):
+            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
+                raise ShapeError(
+                    f"{type(self).__name__}: {name} is {size!r}, expected a positive integer."
+                )
+        self.n_in, self.n_out = int(n_in), int(n_out)
+        makers = {"Wi": init, "b": bias_init, "bh": bias_init}
+        for name, shape in self.shapes().items():
+            if name in absent:
+                object.__setattr__(self, name, None)  # keeps the weights in their order
+                continue
+            maker = makers.get(name, init if recurrent_init is None else recurrent_init)
+            if not callable(maker):
+                raise TypeError(
+                    f"{self.title}: the initialiser of {name} is a {type(maker).__name__}, "
+                    "expected a function such as recur.glorot_uniform. An initial state is given "
+                    "as init_state=; weights are assigned once the layer is made."
+                )
+            param = new_param(f"{self.title}.{name}", maker, shape, rng=rng, dtype=dtype)
+            object.__setattr__(self, name, param)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every weight, present or not, in the order of `weight_names`."""
+        raise NotImplementedError
+
+    def build(self, **weights: np.ndarray | None) -> Any:
+        """The kernel for these weights, or None if no kernel knows this cell's activation."""
+        raise NotImplementedError
+
+    def fields(self) -> list[tuple[str, Any]]:
+        return [(name, x) for name, x in super().fields() if name != "_packed"]
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        if name not in self.weight_names:
+            super().__setattr__(name, new)
+            return
+        super().__setattr__(name, self._weight(name, new))
+        writes.bump()  # the packed weights are stale, though perhaps no Param was written
+
+    def _weight(self, name: str, new: Any) -> Any:
+        """What may be assigned as weight `name`: its shape is checked, a first array is a Param."""
+        if new is None:
+            if name in self.optional:
+                return None
+            raise ShapeError(f"{self.title}.{name} cannot be None. Nothing was changed.")
+        if not hasattr(new, "shape"):
+            new = numeric(f"{self.title}.{name}", new)
+        shape = self.shapes()[name]
+        if tuple(new.shape) != shape:
+            raise ShapeError(
+                f"{self.title}.{name}: the new array has shape {tuple(new.shape)}, expected "
+                f"{shape}. Nothing was changed."
+            )
+        if isinstance(new, np.ndarray) and type(self.__dict__.get(name)) is not Param:
+            return Param(new.astype(self.dtype), f"{self.title}.{name}")
+        return new
+
+    @classmethod
+    def from_arrays(cls, Wi: Any, Wh: Any, b: Any = None, **more: Any) -> KernelCell:
+        """A cell with these weights, copied (a `Param` is shared); sizes follow from their shapes.
+
+        `more` are further weights by name, and options of the constructor.  The dtype is that of
+        Wi: float64, or else float32.
+        """
+        weights = {"Wi": Wi, "Wh": Wh, "b": b}
+        weights.update((name, more.pop(name)) for name in cls.weight_names if name in more)
+        for name, weight in weights.items():
+            if weight is not None and not hasattr(weight, "shape"):
+                weights[name] = numeric(f"{cls.__name__}.{name}", weight)
+        Wi, Wh = weights["Wi"], weights["Wh"]
+        if len(Wi.shape) != 2 or len(Wh.shape) != 2:
+            raise ShapeError(
+                f"{cls.__name__}: Wi has shape {tuple(Wi.shape)}, Wh {tuple(Wh.shape)}, expected "
+                "two matrices."
+            )
+        wide = getattr(Wi, "dtype", None) == np.float64
+        more.setdefault("dtype", np.float64 if wide else np.float32)
+        make: Any = cls
+        cell: KernelCell = make(Wi.shape[1], Wh.shape[1], init=zeros, bias=False, **more)
+        for name, weight in weights.items():
+            if weight is not None:
+                setattr(cell, name, weight)
+        return cell
+
+    # ------------------------------------------------------------ packed weights
+
+    def packed(self) -> Packed:
+        """The kernel for the weights as they are now: one comparison unless something was written.
+
+        Threads may race here: a `Packed` never changes, and is published by one store.
+        """
+        held = self._packed
+        if held is not None and held.stamp == writes.stamp:
+            return held
+        return self._pack(held)
+
+    def _pack(self, held: Packed | None) -> Packed:
+        stamp: int | None = writes.stamp  # before the weights are read: a write meanwhile will show
+        weights = {name: computed(getattr(self, name)) for name in self.weight_names}
+        weights = {name: w for name, w in weights.items() if w is not None}
+        # The arrays of tensors, not the tensors: a cache must not keep history alive.
+        key = tuple((w, w.version) if type(w) is Param else (peek(w), 0) for w in weights.values())
+        if any(type(w) is not Param for w in weights.values()):
+            stamp = None
+        kernel = held.kernel if held is not None and _same(held.key, key) else self._build(weights)
+        names = tuple(weights)
+        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, stamp)
+        kept = packed if stamp is not None else Packed(kernel, names, (), key, None)
+        object.__setattr__(self, "_packed", kept)
+        return packed
+
+    def _build(self, weights: dict[str, Any]) -> Any:
+        if not all(isinstance(w, (Operand, np.ndarray)) for w in weights.values()):
+            return None
+        dtype = self.dtype
+        return self.build(**{n: np.ascontiguousarray(peek(w), dtype) for n, w in weights.items()})
+
+    # ------------------------------------------------------------ running
+
+    def run_step(self, x: Any, state: State, layer: object = None) -> tuple[State, Any]:
+        packed = self.packed()
+        kernel = packed.kernel
+        if kernel is None:
+            return super().run_step(x, state, layer)
+        vector = x.ndim == 1
+        x_rows = rows(x).reshape(-1, kernel.n_in)
+        before = tuple(map(rows, state))
+        if current() is None:
+            after = kernel.step(x_rows, *before)
+            y = after[0].copy()
+            return tuple(part.T for part in after), y[0] if vector else y.T
+        after, saved = kernel.step_save(x_rows, *before)
+        outputs = [part.T for part in after]
+        if vector:
+            outputs.append(after[0][0])
+        made = record(
+            _STEP,
+            (traced(x), *map(traced, state), *packed.weights),
+            outputs,
+            (packed, x_rows, before, saved),
+            layer,
+        )
+        n = kernel.n_states
+        return tuple(made[:n]), made[n if vector else 0]
+
+    def run_sequence(
+        self,
+        X: Any,
+        state: State,
+        lengths: np.ndarray | None = None,
+        remat: int | None = None,
+        layer: object = None,
+    ) -> tuple[State, Any]:
+        packed = self.packed()
+        kernel = packed.kernel
+        if kernel is None:
+            return super().run_sequence(X, state, lengths, remat, layer)
+        X_rows = rows(X)
+        before = tuple(map(rows, state))
+        if current() is None:
+            Y, after = kernel.sequence(X_rows, *before, lengths=lengths)
+            return tuple(part.T for part in after), Y.T
+        if remat is None:
+            Y, after, saved = kernel.sequence_save(X_rows, *before, lengths=lengths)
+            op: Op = _SEQUENCE
+            kept: tuple = (packed, X_rows, before, lengths, saved)
+        else:
+            Y, after, starts = _forward_by_parts(kernel, X_rows, before, lengths, remat)
+            op, kept = _REMAT, (packed, X_rows, starts, lengths, remat)
+        made = record(
+            op,
+            (traced(X), *map(traced, state), *packed.weights),
+            [*(part.T for part in after), Y.T],
+            kept,
+            layer,
+        )
+        return tuple(made[:-1]), made[-1]
+
+
+def computed(weight: Any) -> Any:
+    """A weight as it is to be used: one that is computed anew says so by a method `weight()`."""
+    return weight.weight() if hasattr(weight, "weight") else weight
+
+
+def _same(old: tuple, new: tuple) -> bool:
+    return len(old) == len(new) and all(
+        a is b and n == m for (a, n), (b, m) in zip(old, new, strict=True)
+    )
+
+
+def rows(x: Any) -> np.ndarray:
+    """The value of `x`, features last and C-contiguous; no copy if it is so already."""
+    array = peek(x).T
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def product(W: Any, h: Any) -> Any:
+    """W @ h for h (n, B), in the dtype of h; W may be a constant object with `@` and `.T`."""
+    y = ops.matmul(computed(W), h)
+    return y if y.dtype == h.dtype else ops.astype(y, h.dtype)
+
+
+# ---------------------------------------------------------------------- backward
+
+
+class _Step(Op):
+    """One step.  Outputs: the parts of the state, then for a vector input the output (n_out,)."""
+
+    __slots__ = ()
+
+    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
+        packed, x, before, saved = node.saved
+        n = len(before)
+        d_after = [_gradient_rows(grads.get(i)) for i in range(n)]
+        if n in grads:
+            dy = grads[n][None]
+            d_after[0] = dy if d_after[0] is None else d_after[0] + dy
+        dx_to, state_to, weights_to = _targets(node, n)
+        packed.check(of_x=dx_to is not None, of_state=any(to is not None for to in state_to))
+        dx, d_before, operands = packed.kernel.step_backward(
+            saved,
+            x,
+            before,
+            tuple(d_after),
+            need_dx=dx_to is not None,
+            keep=sweep.keep_graph,
+        )
+        if dx_to is not None:
+            sweep.add(dx_to, dx[0] if dx_to.ndim == 1 else dx.T, own=True)
+        _hand_on(sweep, packed, state_to, d_before, weights_to, operands)
+
+
+class _Sequence(Op):
+    """T steps.  Outputs: the parts of the last state, then Y."""
+
+    __slots__ = ()
+
+    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
+        packed, X, before, lengths, saved = node.saved
+        n = len(before)
+        dX_to, state_to, weights_to = _targets(node, n)
+        packed.check(of_x=dX_to is not None, of_state=True)
+        dX, d_before, operands = packed.kernel.sequence_backward(
+            saved,
+            X,
+            _gradient_rows(grads.get(n)),
+            tuple(_gradient_rows(grads.get(i)) for i in range(n)),
+            need_dx=dX_to is not None,
+            keep=sweep.keep_graph,
+            lengths=lengths,
+        )
+        if dX_to is not None:
+            sweep.add(dX_to, dX.T, own=True)
+        _hand_on(sweep, packed, state_to, d_before, weights_to, operands)
+
+
+class _Remat(Op):
+    """T steps of which only every k-th state was kept: each part is run again before its backward.
+
+    Outputs as `_Sequence`.
+    """
+
+    __slots__ = ()
+
+    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
+        packed, X, starts, lengths, k = node.saved
+        kernel = packed.kernel
+        n = kernel.n_states
+        dX_to, state_to, weights_to = _targets(node, n)
+        packed.check(of_x=dX_to is not None, of_state=True)
+        dY = _gradient_rows(grads.get(n))
+        d_state: tuple = tuple(_gradient_rows(grads.get(i)) for i in range(n))
+        dX = None if dX_to is None else np.empty_like(X)
+        # Multiplied out part by part: operands that waited would be the memory that was saved.
+        totals: dict[str, np.ndarray] = {}
+        for part in reversed(range(len(starts))):
+            span = slice(part * k, (part + 1) * k)
+            left = _lengths_left(lengths, span.start, len(X[span]))
+            _, _, saved = kernel.sequence_save(X[span], *starts[part], lengths=left)
+            dx, d_state, operands = kernel.sequence_backward(
+                saved,
+                X[span],
+                None if dY is None else dY[span],
+                d_state,
+                need_dx=dX is not None,
+                keep=False,
+                lengths=left,
+            )
+            if dX is not None:
+                dX[span] = dx
+            for name, operand in operands.items():
+                _multiply_out(totals, name, operand)
+        if dX is not None:
+            sweep.add(dX_to, dX.T, own=True)
+        _hand_on(sweep, packed, state_to, d_state, weights_to, _dense(totals))
+
+
+_STEP = _Step("step")
+_SEQUENCE = _Sequence("sequence")
+_REMAT = _Remat("sequence")
+
+
+def _forward_by_parts(
+    kernel: Any, X: np.ndarray, state: State, lengths: np.ndarray | None, k: int
+) -> tuple[np.ndarray, State, list[State]]:
+    """T steps in parts of k: (Y, last state, the state at the start of each part)."""
+    Y = np.empty((*X.shape[:2], kernel.n_out), X.dtype)
+    starts = []
+    for start in range(0, len(X), k):
+        starts.append(state)
+        span = slice(start, start + k)
+        left = _lengths_left(lengths, start, len(X[span]))
+        Y[span], state = kernel.sequence(X[span], *state, lengths=left)
+    return Y, state, starts
+
+
+def _lengths_left(lengths: np.ndarray | None, start: int, T: int) -> np.ndarray | None:
+    return None if lengths is None else np.clip(lengths - start, 0, T)
+
+
+def _gradient_rows(grad: np.ndarray | None) -> np.ndarray | None:
+    return None if grad is None else np.ascontiguousarray(grad.T)
+
+
+def _targets(node: Node, n_states: int) -> tuple[Any, tuple, tuple]:
+    """Where gradients go: the input, the parts of the state, the weights."""
+    inputs: Any = node.inputs
+    return inputs[0], inputs[1 : n_states + 1], inputs[n_states + 1 :]
+
+
+def _hand_on(
+    sweep: Sweep,
+    packed: Packed,
+    state_to: Sequence[Any],
+    d_state: State,
+    weights_to: tuple,
+    operands: dict[str, tuple],
+) -> None:
+    """Gives a kernel's results to the sweep: states at once, weights as posts to their sinks."""
+    for to, grad in zip(state_to, d_state, strict=True):
+        if to is not None:
+            sweep.add(to, grad.T, own=True)
+    for name, to in zip(packed.names, weights_to, strict=True):
+        if to is None:
+            continue
+        operand = operands[name]
+        if isinstance(operand[0], str):
+            sweep.add(to, operand[1], own=True)
+        else:
+            sweep.post(to, *operand)
+
+
+def _multiply_out(totals: dict[str, np.ndarray], name: str, operand: tuple) -> None:
+    """Adds the gradient that an operand stands for to `totals[name]`."""
+    total = totals.get(name)
+    if isinstance(operand[0], str):
+        totals[name] = operand[1] if total is None else total + operand[1]
+        return
+    if total is None:
+        shape = (operand[0].shape[1], *(x.shape[1] for x in operand[1:]))
+        totals[name] = np.empty(shape, operand[0].dtype)
+    add: Any = _kernels.bias_gradient if len(operand) == 1 else _kernels.weight_gradient
+    add(*operand, totals[name], accumulate=total is not None)
+
+
+def _dense(totals: dict[str, np.ndarray]) -> dict[str, tuple]:
+    return {name: ("dense", total) for name, total in totals.items()}

@@ -1,0 +1,26 @@
+"""Recurrent layers: a cell with a state, and what is done to states."""
+
+from recur.recurrent.bidirectional import Bidirectional, flip
+from recur.recurrent.control import layers_of, reindex, reset, set_states, states, truncate
+from recur.recurrent.layers import GRU, LSTM, RNN, GRUv3
+from recur.recurrent.recur import Recur
+from recur.recurrent.scan import scan
+from recur.recurrent.state import START
+
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "START",
+    "Bidirectional",
+    "GRUv3",
+    "Recur",
+    "flip",
+    "layers_of",
+    "reindex",
+    "reset",
+    "scan",
+    "set_states",
+    "states",
+    "truncate",
+]

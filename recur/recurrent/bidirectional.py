@@ -1,0 +1,129 @@
+"""Reading a sequence from both ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from recur import ops
+from recur.errors import ShapeError
+from recur.module import Module, register, transaction
+from recur.recurrent.recur import Recur
+from recur.tape import Operand, peek
+
+
+def flip(f: Callable[[Any], Any], xs: Any) -> Any:
+    """Applies `f` from the last step to the first and gives the results in the order of `xs`.
+
+    A list or tuple: f is called on each element, the last one first; gives a list.
+    An array (features, batch, time): f is called once, on the reversed sequence.
+    """
+    if isinstance(xs, (list, tuple)):
+        return [f(x) for x in reversed(xs)][::-1]
+    return reversed_time(f(reversed_time(xs)))
+
+
+def reversed_time(x: Any, axis: int = -1) -> Any:
+    """`x` with its steps in reverse: an array along `axis`, a list by its order."""
+    if isinstance(x, (list, tuple)):
+        return list(x)[::-1]
+    x = x if isinstance(x, Operand) else np.asarray(x)
+    return ops.flip(x, axis)
+
+
+@register("Bidirectional")
+class Bidirectional(Module):
+    """y_t = vcat(forward(x)_t, flip(backward, x)_t) (Schuster and Paliwal 1997).
+
+    forward, backward  two recurrent layers with weights and states of their own
+    x                  (n_in, B, T), or a list of steps; lengths=, mask=, truncate_every= and remat=
+                       as for `Recur`: time and mask are flipped together, so padding never counts
+    y                  (2 n_out, B, T), or a list; the rows of `forward` first
+
+    Both states are carried from call to call, as two Recurs would; that means nothing for the layer
+    that runs backwards, and is warned of once.  Raises `ShapeError` for a single step, and what its
+    layers raise; both states then are what they were.
+    """
+
+    takes_lists = True
+
+    def __init__(self, forward: Recur, backward: Recur) -> None:
+        for name, layer in (("forward", forward), ("backward", backward)):
+            if not isinstance(layer, Recur):
+                raise TypeError(
+                    f"Bidirectional: {name} is a {type(layer).__name__}, expected a recurrent "
+                    "layer. Bidirectional.of(LSTM, 3, 5) makes both."
+                )
+        if forward is backward:
+            raise ValueError(
+                "Bidirectional: both directions are one layer, whose state would run into itself. "
+                "Pass two layers; they may share a cell."
+            )
+        if forward.layout != backward.layout:
+            raise ValueError(
+                f"Bidirectional: the layouts differ, {forward.layout!r} and {backward.layout!r}."
+            )
+        self.forward = forward
+        self.backward = backward
+        self.warned = False
+
+    @classmethod
+    def of(cls, make: Callable[..., Recur], *args: Any, **options: Any) -> Bidirectional:
+        """Two layers made alike: `Bidirectional.of(LSTM, 3, 5)`."""
+        return cls(make(*args, **options), make(*args, **options))
+
+    def __call__(
+        self,
+        x: Any,
+        *,
+        lengths: Any = None,
+        mask: Any = None,
+        truncate_every: int | None = None,
+        remat: int | None = None,
+    ) -> Any:
+        as_list = isinstance(x, (list, tuple))
+        time = 1 if self.forward.layout == "ftb" else -1
+        if not as_list and np.ndim(peek(x)) != 3 and not (time == 1 and np.ndim(peek(x)) == 2):
+            raise ShapeError(
+                f"{self!r}: x has shape {np.shape(peek(x))}, a single step; the layer that runs "
+                "backwards needs the whole sequence, (features, batch, time) or a list of steps. "
+                "Nothing was changed."
+            )
+        self._warn_of_carried_state()
+        options = {"truncate_every": truncate_every, "remat": remat}
+        steps = len(x) if as_list else np.shape(peek(x))[time]
+        with transaction():
+            ahead = self.forward(x, lengths=lengths, mask=mask, **options)
+            alive = mask
+            if lengths is not None:  # checked by the first layer
+                alive = np.arange(steps) < np.asarray(peek(lengths))[:, None]
+            behind = self.backward(
+                reversed_time(x, time),
+                mask=None if alive is None else np.asarray(peek(alive))[:, ::-1],
+                **options,
+            )
+            behind = reversed_time(behind, time)
+            if as_list:
+                return [ops.concatenate(pair) for pair in zip(ahead, behind, strict=True)]
+            return ops.concatenate([ahead, behind])
+
+    def _warn_of_carried_state(self) -> None:
+        if self.warned or self.backward.at_start:
+            return
+        self.warned = True
+        warnings.warn(
+            f"{self!r}: the layer that runs backwards goes on from the state of the last call, "
+            "which lies in the past and not in the future of this one. Call reset(model) before "
+            "each sequence.",
+            stacklevel=3,
+        )
+
+    def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        ahead, behind = self.forward.output_shape(*shapes), self.backward.output_shape(*shapes)
+        return (ahead[0] + behind[0], *ahead[1:])
+
+    def config(self) -> dict[str, Any]:
+        return {"forward": self.forward, "backward": self.backward}

@@ -1,0 +1,207 @@
+"""`Sweep`: the walk from a loss back to the leaves, and the sinks that gather weight gradients."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recur import _kernels
+from recur.errors import GraphUsedError, TapeError
+from recur.tape.nodes import LEAF, Node
+from recur.tape.params import Param
+from recur.tape.values import Tensor, peek
+
+if TYPE_CHECKING:
+    from recur.tape.scope import Tape
+
+# A sink multiplies its posts out as soon as this many rows have come together: enough for one
+# product to run at full speed, few enough for memory not to grow with the length of the window.
+_ROWS_PER_FLUSH = 4096
+
+
+class _Slot:
+    """What a sweep knows of one output or leaf: its gradient so far, and posts not multiplied out.
+
+    A first gradient is borrowed (`owned` False): the next one that comes is added into a new array.
+    """
+
+    __slots__ = ("grad", "owned", "posts", "rows")
+
+    def __init__(self) -> None:
+        self.grad: np.ndarray | None = None
+        self.owned = False
+        self.posts: list[tuple[np.ndarray, np.ndarray | None]] | None = None
+        self.rows = 0
+
+    def flush(self) -> np.ndarray:
+        """Multiplies the posts out, one product for all, and returns the gradient."""
+        posts = self.posts
+        if not posts:
+            assert self.grad is not None  # a slot is made to be given something
+            return self.grad
+        self.posts, self.rows = None, 0
+        dg = _stacked([post[0] for post in posts])
+        first = posts[0][1]
+        if self.grad is not None and not self.owned:
+            self.grad = np.array(self.grad, order="C")
+        out = self.grad
+        if out is None:
+            shape = (dg.shape[1],) if first is None else (dg.shape[1], first.shape[1])
+            out = np.empty(shape, dg.dtype)
+        # A gradient that came another way may be laid out by columns; kernels write rows.
+        target = out if out.flags.c_contiguous else np.ascontiguousarray(out)
+        accumulate = self.grad is not None
+        if first is None:
+            _kernels.bias_gradient(dg, target, accumulate=accumulate)
+        else:
+            x = _stacked([post[1] for post in posts])
+            _kernels.weight_gradient(dg, x, target, accumulate=accumulate)
+        self.grad, self.owned = target, True
+        return target
+
+
+def _stacked(parts: list) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
+
+
+class Sweep:
+    """One walk from a loss back to the leaves.
+
+    Operations reach it through three methods: `add` gives an input its gradient, `buffer` gives
+    the array into which a gradient may be added in place, `post` leaves a product to be made later.
+    """
+
+    __slots__ = ("_heap", "_leaves", "_pending", "_tape", "_wanted", "found", "keep_graph")
+
+    def __init__(
+        self,
+        tape: Tape | None = None,
+        *,
+        keep_graph: bool = False,
+        wanted: Iterable[Tensor] = (),
+    ) -> None:
+        self.keep_graph = keep_graph
+        self._tape = tape
+        self._heap: list[tuple[int, Node]] = []
+        self._pending: dict[Node, dict[int, _Slot]] = {}
+        self._leaves: dict[Param | Node, _Slot] = {}
+        self._wanted = {(t.node, t.index) for t in wanted if t.node.op is not LEAF}
+        self.found: dict[tuple[Node, int], np.ndarray] = {}
+
+    def run(self, start: Tensor | Param, cotangent: np.ndarray) -> None:
+        """Walks back from `start`, whose own gradient is `cotangent`."""
+        self.add(start, cotangent)
+        while self._heap:
+            self._visit(heapq.heappop(self._heap)[1])
+        for slot in self._leaves.values():
+            slot.flush()
+
+    def _visit(self, node: Node) -> None:
+        op = node.op
+        slots = self._pending.pop(node)
+        if node.tape is not self._tape and node.tape.open_elsewhere:
+            raise TapeError(
+                "backward: this loss depends on the open scope of another thread. Pass "
+                "recur.value(t) between threads, or close that scope first."
+            )
+        if op is None:
+            raise GraphUsedError(
+                "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep "
+                "it again, or cut it with truncate(model) or reset(model) before the next loss."
+            )
+        if not self.keep_graph:
+            node.op = None
+        grads = {index: slot.flush() for index, slot in slots.items()}
+        if self._wanted:
+            for index, grad in grads.items():
+                if (node, index) in self._wanted:
+                    self.found[node, index] = grad.copy(order="K")
+        op.backward(self, node, grads)
+        if not self.keep_graph:
+            node.inputs = node.saved = None
+
+    def _slot(self, x: Tensor | Param) -> _Slot:
+        node = x.node
+        if node is None or node.op is LEAF:
+            key = x if isinstance(x, Param) else x.node
+            slot = self._leaves.get(key)
+            if slot is None:
+                slot = self._leaves[key] = _Slot()
+            return slot
+        slots = self._pending.get(node)
+        if slots is None:
+            slots = self._pending[node] = {}
+            heapq.heappush(self._heap, (-node.seq, node))
+        slot = slots.get(x.index)
+        if slot is None:
+            slot = slots[x.index] = _Slot()
+        return slot
+
+    def add(self, x: Tensor | Param | None, grad: np.ndarray, *, own: bool = False) -> None:
+        """Adds `grad` to what `x` gets.  `own` says that nobody else holds the array.
+
+        A None (an input that takes no gradient) is passed over.
+        """
+        if x is None:
+            return
+        slot = self._slot(x)
+        if slot.grad is None:
+            dtype = peek(x).dtype
+            if type(grad) is not np.ndarray or grad.dtype != dtype:
+                grad, own = np.array(grad, dtype), True
+            slot.grad, slot.owned = grad, own
+        elif slot.owned:
+            slot.grad += grad
+        else:
+            slot.grad, slot.owned = np.asarray(slot.grad + grad), True
+
+    def buffer(self, x: Tensor | Param) -> np.ndarray:
+        """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""
+        slot = self._slot(x)
+        if slot.grad is None:
+            slot.grad = np.zeros_like(peek(x))
+        elif not slot.owned:
+            slot.grad = slot.grad.copy(order="K")
+        slot.owned = True
+        return slot.grad
+
+    def post(self, x: Tensor | Param | None, dg: np.ndarray, by: np.ndarray | None = None) -> None:
+        """Leaves `dg.T @ by` (without `by`: `dg.sum(0)`) to be added to what `x` gets.
+
+        `dg` is (N, rows), `by` (N, columns), both C-contiguous, both unchanged until the sweep
+        ends.  All posts to one weight become one product, when its producer is visited or, for a
+        leaf, at the end.
+        """
+        if x is None:
+            return
+        slot = self._slot(x)
+        if slot.posts is None:
+            slot.posts = []
+        slot.posts.append((dg, by))
+        slot.rows += len(dg)
+        if slot.rows >= _ROWS_PER_FLUSH:
+            slot.flush()
+
+    def leaf(self, x: Tensor | Param) -> np.ndarray | None:
+        """The gradient of a leaf after `run`, or None if the loss does not reach it."""
+        slot = self._leaves.get(x if isinstance(x, Param) else x.node)
+        return None if slot is None else slot.flush()
+
+    def deposit(self, accumulate: bool) -> None:
+        """Writes every leaf's gradient to its `.grad`, adding to it or overwriting it."""
+        for key, slot in self._leaves.items():
+            grad = slot.flush()
+            held = key.saved if isinstance(key, Node) else key.grad
+            if held is None:
+                held = grad if slot.owned else grad.copy(order="K")
+            elif accumulate:
+                held += grad
+            else:
+                held[...] = grad
+            if isinstance(key, Node):
+                key.saved = held
+            else:
+                key.grad = held
