@@ -219,7 +219,7 @@ class Stepper:
     """A chain of kernels stepped by one call, with its recurrent state inside.
 
     stages   cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
-    batch    B, fixed for the life of the stepper
+    batch    B, fixed for the life of the stepper; the state starts at zeros
     watch    Version counters of everything that the kernels are snapshots of
     """
 
@@ -227,6 +227,7 @@ class Stepper:
     n_in: int
     n_out: int
     dtype: np.dtype[Any]
+    kernels: tuple[CellKernel | AffineKernel | ActivationName, ...]
 
     def __init__(
         self,
@@ -242,9 +243,9 @@ class Stepper:
     def __call__(self, x: Array) -> Array | None:
         """One step of the chain, features first: x (I,) -> (R,) when batch is 1, x (I, B) -> (R, B).
 
-        Any strides.  Returns a new array, whose `.T` is C-contiguous.  Returns None, and changes
-        nothing, if x has another shape, dtype or type, or if the stepper is not `fresh`: take the
-        general path then.
+        x is a float32 or float64 array (converted) of any strides.  Returns a new array of the
+        stepper's dtype, whose `.T` is C-contiguous.  Returns None, and changes nothing, on any
+        other x, or once the stepper is not `fresh`: take the general path then.
         """
 
     def states(self) -> tuple[State, ...]:
