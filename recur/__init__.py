@@ -43,6 +43,7 @@ from recur.errors import (
     StateError,
     StreamError,
     TapeError,
+    UnknownParameter,
     UnknownStream,
 )
 from recur.gradients import (
@@ -249,6 +250,7 @@ __all__ = [
     "Tape",
     "TapeError",
     "Tensor",
+    "UnknownParameter",
     "UnknownStream",
     "Warmup",
     "WeightDecay",

@@ -34,6 +34,12 @@ class GraphUsedError(TapeError):
     """A backward sweep reached steps that an earlier sweep has already used up."""
 
 
+class UnknownParameter(RecurError, KeyError):
+    """What was asked for by path is not a parameter of the model."""
+
+    __str__ = Exception.__str__  # KeyError would print the repr of the message
+
+
 class FormatError(RecurError, ValueError):
     """A file or a byte string is damaged, cut short, hostile, or of a kind that is not read."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recur.errors import ShapeError, StateError, TapeError
+from recur.errors import ShapeError, StateError, TapeError, UnknownParameter
 from recur.module import Params, named_params, params, ties
 from recur.tape import FlatBuffer, Param, Start, Sweep, Tape, Tensor, peek, value
 
@@ -319,7 +319,7 @@ class Gradients:
             for path, p in self._weights.items():
                 if p is key:
                     return self._at(path)
-            raise KeyError(f"{key.name or 'this parameter'} is no parameter of the model")
+            raise UnknownParameter(f"{key.name or 'this parameter'} is no parameter of the model")
         return self._find(str(key))
 
     def _find(self, path: str) -> Any:
@@ -331,7 +331,7 @@ class Gradients:
         hint = ""
         if "init" in path.split("."):
             hint = " An initial state is a parameter only in a layer built with learn_init=True."
-        raise KeyError(
+        raise UnknownParameter(
             f"{path!r} is not a parameter of the model; it has {', '.join(self._arrays)}.{hint}"
         )
 

@@ -27,6 +27,7 @@ hypothesis.settings.load_profile("recur")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", help="a file of acceptance cases in place of the project's own")
     parser.addoption(
         "--no-skips",
         action="store_true",
