@@ -6,11 +6,12 @@ One kernel works in one dtype, float32 or float64, and every array given to it h
 Inputs are read only while the call runs and are never written, unless a line below says so; every
 returned array is new and belongs to the caller.
 
-Errors. TypeError for a wrong dtype, ValueError for a wrong shape or layout; nothing was changed then.
+Errors. TypeError for a wrong dtype, ValueError for a wrong shape or layout; nothing was changed.
 
 Numbers. One accumulator an output, in the order bias, Wi in k order, Wh in k order. So a step gives
 the same bits for any batch size and any place in the batch, and a sequence gives the same bits as
-its steps. Inside cells, sequences, steppers and AffineKernel subnormal numbers count as zero.
+its steps, with any number of threads. In cells, steppers, AffineKernel and weight_gradient subnormal
+numbers count as zero.
 
 Threads. All arithmetic runs without the GIL; kernels are immutable and may be shared by threads. A
 Stepper has state and belongs to one thread at a time.
@@ -139,7 +140,7 @@ class RNNKernel(CellKernel):
 
 @final
 class LSTMKernel(CellKernel):
-    """g = Wi x + Wh h + b in row blocks i, f, n, u;  c' = s(f) c + s(i) tanh(n);  h' = s(u) tanh(c').
+    """g = Wi x + Wh h + b in blocks i, f, n, u;  c' = s(f) c + s(i) tanh(n);  h' = s(u) tanh(c').
 
     With peephole rows p_i, p_f, p_o: i += p_i c, f += p_f c, u += p_o c' before the gates.
     Wi (4H, I), Wh (4H, H), b (4H,) or None, peephole (3, H) or None.  State (h, c).
@@ -241,7 +242,7 @@ class Stepper:
         """False once a watched counter moved: build a new stepper."""
 
     def __call__(self, x: Array) -> Array | None:
-        """One step of the chain, features first: x (I,) -> (R,) when batch is 1, x (I, B) -> (R, B).
+        """One step, features first: x (I,) -> (R,) when batch is 1, or x (I, B) -> (R, B).
 
         x is a float32 or float64 array (converted) of any strides.  Returns a new array of the
         stepper's dtype, whose `.T` is C-contiguous.  Returns None, and changes nothing, on any
@@ -296,7 +297,7 @@ def sigmoid(x: Array, out: Array | None = None) -> Array:
     """1 / (1 + e**-x) elementwise, within 4 ulp.  Any shape; out may be x.  Subnormals are kept."""
 
 def cpu_paths() -> tuple[str, ...]:
-    """The code paths that this machine can run, best last: "plain", "baseline", "avx2", "avx512"."""
+    """The code paths this machine can run, best last: of plain, baseline, neon, avx2, avx512."""
 
 def cpu_path() -> str:
     """The path in use: the best, or the one that RECUR_ARCH named at import."""

@@ -93,6 +93,9 @@ cdef extern from "recur.h" nogil:
         void (*exp)(const void *, void *, Py_ssize_t) noexcept nogil
         void (*softmax_cross_entropy)(const void *, const int64_t *, const void *, const void *, void *,
                                       void *, Py_ssize_t, Py_ssize_t) noexcept nogil
+        void (*outer)(const void *, Py_ssize_t, Py_ssize_t, const void *, Py_ssize_t, Py_ssize_t, Py_ssize_t,
+                      int, void *, void *, int, int) noexcept nogil
+        Py_ssize_t (*outer_scratch)(Py_ssize_t) noexcept nogil
         void (*sum_rows)(const void *, Py_ssize_t, Py_ssize_t, Py_ssize_t, int, void *) noexcept nogil
 
     int recur_path_count() noexcept
@@ -379,9 +382,13 @@ cdef struct ProductTask:
 
 
 cdef void run_product(void *context, int id, int count, void *barrier) noexcept nogil:
+    """The rows are shared out: a product for few rows stays on one thread."""
     cdef ProductTask *task = <ProductTask *>context
-    task.table.product(task.layout, task.packed, task.bias, NULL, task.a, task.a_step, task.rows,
-                       task.out, id, count)
+    cdef Py_ssize_t item = task.table.item, columns = task.layout.gates * task.layout.units
+    cdef Py_ssize_t first = task.rows * id // count, last = task.rows * (id + 1) // count
+    task.table.product(task.layout, task.packed, task.bias, NULL,
+                       <const char *>task.a + first * task.a_step * item, task.a_step, last - first,
+                       <char *>task.out + first * columns * item, 0, 1)
 
 
 cdef inline void parallel(recur_task task, void *context, int count, Py_ssize_t work):
@@ -522,9 +529,11 @@ cdef class CellKernel:
     cdef Py_ssize_t work(self, Py_ssize_t rows) noexcept:
         return rows * self.gates * self.n_out * (self.n_in + self.n_out)
 
-    cdef int threads(self, Py_ssize_t B) noexcept:
-        """One thread, unless a step has enough arithmetic to pay for a barrier."""
-        if thread_count == 1 or self.work(B) < THREADED_STEP:
+    cdef int threads(self, Py_ssize_t T, Py_ssize_t B) noexcept:
+        """One thread, unless a step pays for its barrier and the call for waking the others."""
+        # small batches wait for the weights: reading one costs as long as five multiply-adds
+        cdef Py_ssize_t step = max(self.work(B), 5 * self.work(1))
+        if step < THREADED_STEP or T * step < THREADED_CALL:
             return 1
         return thread_count
 
@@ -546,7 +555,7 @@ cdef class CellKernel:
         if self.cell.kind == RECUR_GRUV3:
             f.scratch = workspace(3 * B * self.n_out * self.table.item)
         cdef CellTask task = CellTask(self.table, &self.cell, &f, NULL)
-        parallel(run_forward, &task, self.threads(B), self.work(B))
+        parallel(run_forward, &task, self.threads(1, B), self.work(B))
 
     def step(self, x, *state, out=None):
         """One step: x (B, I), then the state's arrays (B, H), give the next state, a tuple.
@@ -676,7 +685,7 @@ cdef class CellKernel:
         if ahead:
             f.projected = data(gates) if gates is not None else scratch + 3 * step_bytes
         cdef CellTask task = CellTask(self.table, &self.cell, &f, NULL)
-        parallel(run_forward, &task, self.threads(B), self.work(T * B))
+        parallel(run_forward, &task, self.threads(T, B), self.work(T * B))
         last = (h[T].copy(),) if c is None else (h[T].copy(), c[T if save else 0].copy())
         saved = None
         if save:
@@ -795,7 +804,7 @@ cdef class CellKernel:
         f.rh = data(rh)
         f.dpeephole = data(dpeephole)
         cdef CellTask task = CellTask(self.table, &self.cell, NULL, &f)
-        parallel(run_backward, &task, self.threads(B), self.work(N))
+        parallel(run_backward, &task, self.threads(T, B), self.work(N))
         if need_dx:
             dX = self.input_gradient(dg, X)
         x = X.reshape(N, self.n_in)
@@ -814,7 +823,8 @@ cdef class CellKernel:
         cdef cnp.ndarray dX = np.empty_like(X)
         cdef recur_layout m = recur_plain_layout(self.n_in, self.gates * self.n_out)
         cdef ProductTask task = ProductTask(self.table, &m, self.wi_back, NULL, data(dg), m.depth, N, data(dX))
-        parallel(run_product, &task, self.threads(N), self.work(N))
+        cdef Py_ssize_t work = N * m.units * m.depth
+        parallel(run_product, &task, thread_count if work >= THREADED_CALL else 1, work)
         return dX
 
     cdef dict operands(self, cnp.ndarray dg, cnp.ndarray dgh, cnp.ndarray rh, cnp.ndarray dpeephole,
@@ -928,8 +938,10 @@ cdef class GRUv3Kernel(CellKernel):
         self.gradient_names += ("Whh",)
 
 
-# A step of fewer multiply-adds than this stays on one thread.
-cdef Py_ssize_t THREADED_STEP = 100_000
+# Multiply-adds (50,000 take a microsecond) below which a call keeps to one thread: a step of a few
+# microseconds does not pay for a barrier, nor a call of a tenth of a millisecond for waking threads.
+cdef Py_ssize_t THREADED_STEP = 400_000
+cdef Py_ssize_t THREADED_CALL = 5_000_000
 
 
 # ---- products ------------------------------------------------------------------------------------
@@ -981,7 +993,8 @@ cdef class AffineKernel:
         cdef ProductTask task = ProductTask(
             self.table, &self.layout, self.weights.data, self.bias.data,
             data(x), self.n_in, N, data(out))
-        parallel(run_product, &task, 1, N * self.n_in * self.n_out)
+        cdef Py_ssize_t work = N * self.n_in * self.n_out
+        parallel(run_product, &task, thread_count if work >= THREADED_CALL and N >= 64 else 1, work)
         return out
 
 
@@ -1169,7 +1182,7 @@ cdef class Stepper:
             f.c_first = f.c = at + 2 * block
             f.scratch = at + 3 * block if kernel.cell.kind == RECUR_GRUV3 else NULL
         self.work += kernel.work(self.batch)
-        self.threads = max(self.threads, kernel.threads(self.batch))
+        self.threads = max(self.threads, kernel.threads(1, self.batch))
 
     cdef void lay_out_affine(self, Stage *s, AffineKernel kernel) except *:
         s.layout = kernel.layout
@@ -1272,6 +1285,23 @@ cdef class Stepper:
                 mine[...] = new
 
 
+cdef struct OuterTask:
+    const recur_table *table
+    const void *a
+    Py_ssize_t a_step, a_columns
+    const void *b
+    Py_ssize_t b_step, b_columns, n
+    bint accumulate
+    void *out
+    void *scratch
+
+
+cdef void run_outer(void *context, int id, int count, void *barrier) noexcept nogil:
+    cdef OuterTask *task = <OuterTask *>context
+    task.table.outer(task.a, task.a_step, task.a_columns, task.b, task.b_step, task.b_columns, task.n,
+                     task.accumulate, task.out, task.scratch, id, count)
+
+
 def weight_gradient(dg, x, out, *, bint accumulate):
     """out (rows, cols) = dg.T @ x, or += if accumulate: dg (N, rows), x (N, cols).
 
@@ -1287,16 +1317,17 @@ def weight_gradient(dg, x, out, *, bint accumulate):
         raise ValueError(f"x has {x.shape[0]} rows, dg has {N}")
     check_2d("out", out, typenum, rows, columns)
     check_writable("out", out)
-    cdef void *a = data(dg)
-    cdef void *b = data(x)
-    cdef void *c = data(out)
-    cdef bint is_double = typenum == cnp.NPY_FLOAT64
     if N == 0:
         if not accumulate:
             out.fill(0)
         return
-    with nogil:
-        gemm(is_double, True, False, rows, columns, N, a, dg_step, b, x_step, accumulate, c, columns)
+    cdef Py_ssize_t work = N * rows * columns
+    cdef int count = thread_count if work >= THREADED_CALL else 1
+    cdef const recur_table *table = table_of(typenum)
+    cdef void *scratch = workspace(count * table.outer_scratch(columns) * table.item)
+    cdef OuterTask task = OuterTask(table, data(dg), dg_step, rows, data(x), x_step, columns, N,
+                                    accumulate, data(out), scratch)
+    parallel(run_outer, &task, count, work)
 
 
 def bias_gradient(dg, out, *, bint accumulate):

@@ -26,6 +26,8 @@
 #define EXP_VANISHES -105.0f
 #define TANH_SATURATES 10.0f
 #endif
+#define SIGN_BIT ((UINT)1 << (sizeof(REAL) * 8 - 1))
+#define LIFT (EXPONENT_BIAS / 2)
 #define SPLAT(x) NAME(splat)((REAL)(x))
 
 /* 2^n for n within the exponent's range */
@@ -71,11 +73,17 @@ INLINE VREAL NAME(exponential)(VREAL x) {
     return mantissa * NAME(power_of_2)(half) * NAME(power_of_2)((VINT)((VUINT)n - (VUINT)half));
 }
 
-#define SIGN_BIT ((UINT)1 << (sizeof(REAL) * 8 - 1))
+/* e^-|x|: the same bits as above, with a factor that is always 2^-LIFT */
+INLINE VREAL NAME(decay)(VREAL x) {
+    VINT n;
+    x = NAME(at_least)(NAME(from_bits)(NAME(bits)(x) | SIGN_BIT), SPLAT(EXP_VANISHES));
+    const VREAL mantissa = NAME(reduced_expm1)(x, &n) + SPLAT(1);
+    return mantissa * NAME(power_of_2)((VINT)((VUINT)n + LIFT)) * NAME(power_of_2)((VINT)((VUINT){0} - LIFT));
+}
 
 /* with e = e^-|x|: 1 / (1 + e) for x >= 0, e / (1 + e) below: neither overflows nor cancels */
 INLINE VREAL NAME(sigmoid)(VREAL x) {
-    const VREAL e = NAME(exponential)(NAME(from_bits)(NAME(bits)(x) | SIGN_BIT));
+    const VREAL e = NAME(decay)(x);
     return NAME(select)(NAME(less)(x, SPLAT(0)), e, SPLAT(1)) / (SPLAT(1) + e);
 }
 

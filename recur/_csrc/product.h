@@ -42,10 +42,12 @@ static void NAME(unpack)(const recur_layout *m, const void *packed, void *w) {
     }
 }
 
-/* ROWS rows of `a` times PANELS panels of VECTORS registers; one of ROWS and PANELS is 1.
-   acc holds one row of `acc_step` numbers for each row or panel. */
+/* ROWS rows of `a` times PANELS panels of VECTORS registers; one of ROWS and PANELS is 1.  Number k
+   of row r of `a` is at a[r * a_step + k * k_step].  acc holds one row of `acc_step` numbers for each
+   row or panel. */
 INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, const REAL *a, ptrdiff_t a_step,
-                       ptrdiff_t depth, const REAL *panel, ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {
+                       ptrdiff_t k_step, ptrdiff_t depth, const REAL *panel, ptrdiff_t panel_step, REAL *acc,
+                       ptrdiff_t acc_step) {
     VREAL sum[MAX_TILE_ROWS][MAX_VECTORS];
     UNROLL for (int e = 0; e < ROWS * PANELS; e++)
         UNROLL for (int v = 0; v < VECTORS; v++) sum[e][v] = NAME(load)(acc + e * acc_step + v * LANES);
@@ -54,7 +56,7 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
             VREAL w[MAX_VECTORS];
             UNROLL for (int v = 0; v < VECTORS; v++) w[v] = NAME(load)(panel + p * panel_step + v * LANES);
             UNROLL for (int r = 0; r < ROWS; r++) {
-                const VREAL x = NAME(splat)(a[r * a_step + k]);
+                const VREAL x = NAME(splat)(a[r * a_step + k * k_step]);
                 UNROLL for (int v = 0; v < VECTORS; v++) sum[r + p][v] = NAME(madd)(x, w[v], sum[r + p][v]);
             }
         }
@@ -69,7 +71,7 @@ typedef void NAME(tile_function)(const REAL *a, ptrdiff_t a_step, ptrdiff_t dept
 #define TILE(R, P, V)                                                                              \
     static void TILE_NAME(R, P, V)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const REAL *panel, \
                                    ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {          \
-        NAME(tile)(R, P, V, a, a_step, depth, panel, panel_step, acc, acc_step);                   \
+        NAME(tile)(R, P, V, a, a_step, 1, depth, panel, panel_step, acc, acc_step);                \
     }
 TILE(1, 1, 2) TILE(2, 1, 2) TILE(3, 1, 2) TILE(4, 1, 2)
 TILE(1, 1, 3) TILE(2, 1, 3) TILE(3, 1, 3) TILE(4, 1, 3)

@@ -4,6 +4,7 @@
 #include "product.h"
 #include "forward.h"
 #include "backward.h"
+#include "outer.h"
 #include "rows.h"
 
 const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
@@ -20,6 +21,8 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .map = NAME(map),
     .exp = NAME(map_exp),
     .softmax_cross_entropy = NAME(softmax_cross_entropy),
+    .outer = NAME(outer),
+    .outer_scratch = NAME(outer_scratch),
     .sum_rows = NAME(sum_rows),
 };
 
@@ -38,8 +41,10 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
 #undef TANH_SATURATES
 #undef SPLAT
 #undef SIGN_BIT
+#undef LIFT
 #undef TILE_NAME
 #undef TILE
 #undef DEPTH_BLOCK
+#undef STRIP_TILE
 #undef ROW_BLOCK
 #undef MAX_VECTORS

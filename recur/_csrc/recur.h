@@ -95,6 +95,11 @@ typedef struct recur_table {
     void (*softmax_cross_entropy)(const void *logits, const int64_t *label, const void *target,
                                   const void *weights, void *loss, void *dlogits,
                                   ptrdiff_t rows, ptrdiff_t classes);
+    /* out (a_columns, b_columns) = or += a^T b, where a and b have n rows; scratch: outer_scratch
+       numbers for each of the `count` threads */
+    void (*outer)(const void *a, ptrdiff_t a_step, ptrdiff_t a_columns, const void *b, ptrdiff_t b_step,
+                  ptrdiff_t b_columns, ptrdiff_t n, int accumulate, void *out, void *scratch, int id, int count);
+    ptrdiff_t (*outer_scratch)(ptrdiff_t b_columns);
     void (*sum_rows)(const void *a, ptrdiff_t a_step, ptrdiff_t rows, ptrdiff_t columns,
                      int accumulate, void *out);
 } recur_table;

@@ -66,14 +66,25 @@ static void NAME(softmax_cross_entropy)(const void *logits, const int64_t *label
     }
 }
 
-/* out (columns,) = or += the sum of a's rows */
+/* out (columns,) = or += the sum of a's rows; eight registers of columns at a time, so that a row is
+   read a few cache lines at a stretch */
 static void NAME(sum_rows)(const void *a, ptrdiff_t a_step, ptrdiff_t rows, ptrdiff_t columns, int accumulate, void *out) {
-    for (ptrdiff_t c = 0; c < columns; c += LANES) {
+    ptrdiff_t c = 0;
+    for (; c + 8 * LANES <= columns; c += 8 * LANES) {
         REAL *to = (REAL *)out + c;
-        VREAL sum = SPLAT(0);
+        VREAL sum[8];
+        UNROLL for (int v = 0; v < 8; v++) sum[v] = accumulate ? NAME(load)(to + v * LANES) : SPLAT(0);
+        for (ptrdiff_t row = 0; row < rows; row++) {
+            const REAL *from = (const REAL *)a + row * a_step + c;
+            UNROLL for (int v = 0; v < 8; v++) sum[v] += NAME(load)(from + v * LANES);
+        }
+        UNROLL for (int v = 0; v < 8; v++) NAME(store)(to + v * LANES, sum[v]);
+    }
+    for (; c < columns; c += LANES) {
+        REAL *to = (REAL *)out + c;
+        VREAL sum = accumulate ? NAME(load_part)(to, columns - c) : SPLAT(0);
         for (ptrdiff_t row = 0; row < rows; row++)
             sum += NAME(load_part)((const REAL *)a + row * a_step + c, columns - c);
-        if (accumulate) sum += NAME(load_part)(to, columns - c);
         NAME(store_part)(to, sum, columns - c);
     }
 }

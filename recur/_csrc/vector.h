@@ -93,9 +93,34 @@ INLINE VUINT NAME(less)(VREAL a, VREAL b) {
 INLINE VREAL NAME(select)(VUINT mask, VREAL yes, VREAL no) {
     return NAME(from_bits)((mask & NAME(bits)(yes)) | (~mask & NAME(bits)(no)));
 }
-/* NaN passes through v */
-INLINE VREAL NAME(at_most)(VREAL v, VREAL limit) { return NAME(select)(NAME(less)(limit, v), limit, v); }
-INLINE VREAL NAME(at_least)(VREAL v, VREAL limit) { return NAME(select)(NAME(less)(v, limit), limit, v); }
+/* the smaller and the larger of v and a limit; NaN passes through v (min and max of x86 give their
+   second operand when either is NaN) */
+INLINE VREAL NAME(at_most)(VREAL v, VREAL limit) {
+#if RECUR_VECTOR_BYTES == 64 && IS_DOUBLE
+    return (VREAL)_mm512_min_pd((__m512d)limit, (__m512d)v);
+#elif RECUR_VECTOR_BYTES == 64
+    return (VREAL)_mm512_min_ps((__m512)limit, (__m512)v);
+#elif RECUR_VECTOR_BYTES == 32 && IS_DOUBLE
+    return (VREAL)_mm256_min_pd((__m256d)limit, (__m256d)v);
+#elif RECUR_VECTOR_BYTES == 32
+    return (VREAL)_mm256_min_ps((__m256)limit, (__m256)v);
+#else
+    return NAME(select)(NAME(less)(limit, v), limit, v);
+#endif
+}
+INLINE VREAL NAME(at_least)(VREAL v, VREAL limit) {
+#if RECUR_VECTOR_BYTES == 64 && IS_DOUBLE
+    return (VREAL)_mm512_max_pd((__m512d)limit, (__m512d)v);
+#elif RECUR_VECTOR_BYTES == 64
+    return (VREAL)_mm512_max_ps((__m512)limit, (__m512)v);
+#elif RECUR_VECTOR_BYTES == 32 && IS_DOUBLE
+    return (VREAL)_mm256_max_pd((__m256d)limit, (__m256d)v);
+#elif RECUR_VECTOR_BYTES == 32
+    return (VREAL)_mm256_max_ps((__m256)limit, (__m256)v);
+#else
+    return NAME(select)(NAME(less)(v, limit), limit, v);
+#endif
+}
 
 /* n numbers further; an absent array stays absent */
 INLINE REAL *NAME(at)(const void *base, ptrdiff_t n) { return base ? (REAL *)base + n : NULL; }
