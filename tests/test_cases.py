@@ -17,6 +17,7 @@ import cases_gradients  # noqa: F401
 import cases_layers  # noqa: F401
 import numpy as np
 import pytest
+
 from casebook import HANDLERS, Case
 
 OWN = Path(__file__).parent / "data" / "cases.json"
