@@ -230,6 +230,12 @@ class Recur(Module):
         if self._state is not START:
             object.__setattr__(self, "_state", self._plain(self._state))
 
+    def plain_state(self) -> Any:
+        """The state as `put` takes it, without history: the object itself if it has none."""
+        state = self._state
+        leaves = () if state is START else (leaf for _, leaf in named_leaves(state, ""))
+        return self._plain(state) if any(map(is_recorded, leaves)) else state
+
     def _plain(self, state: Any) -> Any:
         return plain(state) if self._checked else map_tree(value_of, state)
 
