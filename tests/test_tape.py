@@ -629,6 +629,26 @@ def test_overlapping_windows_agree_with_finite_differences(cell):
         np.testing.assert_allclose(p.grad, expected, rtol=0, atol=1e-7)
 
 
+def test_a_sink_gives_a_weight_its_own_dtype_and_adds_to_what_came_another_way(rng):
+    weight = Param(rng.standard_normal((4, 3)).astype(np.float32))
+    x = rng.standard_normal((3, 5))
+
+    class Product(Op):
+        """A product in float64, whatever the weight is."""
+
+        def backward(self, sweep, node, grads):
+            sweep.post(weight, np.ascontiguousarray(grads[0].T), np.ascontiguousarray(x.T))
+            sweep.add(weight, np.ones((3, 4)).T)  # laid out by columns, and borrowed
+            sweep.post(weight, np.ascontiguousarray(grads[0].T), np.ascontiguousarray(x.T))
+
+    with Tape() as tape:
+        (y,) = record(Product("product"), (weight,), [weight.value.astype(float) @ x], None)
+        tape.backward(y.sum())
+    assert weight.grad.dtype == np.float32
+    expected = 2 * np.tile(x.sum(1), (4, 1)) + 1
+    np.testing.assert_allclose(weight.grad, expected, rtol=1e-6)
+
+
 def test_cut_steps_post_nothing(cell):
     W, U, b, xs = cell
     with Tape() as tape:

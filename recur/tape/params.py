@@ -9,20 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recur._kernels import Version
 from recur.errors import ShapeError, TapeError
 from recur.tape.values import Operand, Tensor, peek, protected
-
-
-class Version:
-    """A counter that an owner of weights raises at each write."""
-
-    __slots__ = ("count",)
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def bump(self) -> None:
-        self.count += 1
 
 
 class FlatBuffer:
