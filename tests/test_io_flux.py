@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import tracemalloc
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from flux_models import ERAS, KINDS, Layer, chain, dense, has, tracked
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from julia_writer import I32, NT, Bson, Jld2, S, Sym, T, bson_bytes, fn, type_of
 
 from recur import ops
 from recur.cells import GRUv3Cell
 from recur.errors import FormatError, RecurError, ShapeError, StateError
-from recur.io import flux
+from recur.io import _hdf5, flux
 from recur.layers import Chain, Dense, Dropout, Embedding, LayerNorm
 from recur.module import Module, named_params, params, state_dict, testmode
 from recur.recurrent import GRU, LSTM, RNN, GRUv3
@@ -772,3 +776,53 @@ def test_every_real_file_can_be_described():
     for path in sorted([*REAL.glob("*.bson"), *REAL.glob("*.jld2")]):
         text = flux.describe(path)
         assert "load builds" in text
+
+
+# ---- damaged files ---------------------------------------------------------------------------
+
+
+def sample(container: str) -> bytes:
+    """A model file with most kinds of layer."""
+    rng = np.random.default_rng(0)
+    layers = [Layer(kind, 3, 3, rng).layer("0.14") for kind in KINDS]
+    W, b = draw(rng, 3, 3), draw(rng, 3)
+    diag = S(T("Flux.Scale"), {"scale": b, "bias": b, "σ": fn("NNlib.relu")})
+    norm = {
+        "λ": fn("NNlib.relu"),
+        "diag": diag,
+        "ϵ": np.float32(1e-5),
+        "size": (3,),
+        "affine": True,
+    }
+    skip = {"layers": dense(W, False, fn("Base.identity")), "connection": fn("Base.+")}
+    drop = {"p": 0.25, "dims": S(T("Base.Colon")), "active": None, "rng": None}
+    layers += [
+        S(T("Flux.LayerNorm", (fn("NNlib.relu").type,)), norm),
+        S(T("Flux.SkipConnection", (T("Flux.Dense"), fn("Base.+").type)), skip),
+        S(T("Flux.Dropout"), drop, True),
+        S(T("Flux.Embedding"), {"weight": W}),
+    ]
+    tree = NT(layers=(Layer("LSTM", 3, 4, rng).tree("0.14"), NT(weight=W, bias=b, σ=())))
+    return WRITERS[container]({"model": chain(*layers), "state": tree, "list": [W, b]})
+
+
+@settings(max_examples=100)
+@given(container=st.sampled_from(["bson", "jld2 0.1.1", "jld2 0.2.0"]), data=st.data())
+def test_mutated_model_files_raise_nothing_but_format_errors(container, data, tmp_path_factory):
+    file = bytearray(SAMPLES[container])
+    start = 512 if container.startswith("jld2") else 4
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(start, len(file) - 1))
+        file[at] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "mutated"
+    path.write_bytes(file)
+    # Without checksums, so that damage reaches the readers behind them.
+    with mock.patch.object(_hdf5, "_CHECKED", 0):
+        for name in ("model", "state", "list"):
+            with suppress(FormatError):
+                flux.load(path, name, resume=True)
+        with suppress(FormatError):
+            flux.describe(path)
+
+
+SAMPLES = {container: sample(container) for container in ("bson", "jld2 0.1.1", "jld2 0.2.0")}
