@@ -32,7 +32,7 @@ _VALUE_ONLY: frozenset[Callable[..., Any]] = frozenset({
     np.shares_memory, np.may_share_memory, np.array_repr, np.array_str, np.array2string,
 })
 # fmt: on
-_OPTIONS = {function: parameters_of(call) for function, call in NUMPY.items()}
+_PARAMETERS = {function: parameters_of(call) for function, call in NUMPY.items()}
 
 
 def _traced_anywhere(x: Any) -> bool:
@@ -74,14 +74,17 @@ def _array_function(
         return function(*value(args), **value(options))
     if function in _VALUE_ONLY:
         return function(*value(args), **value(options))
+    if function is np.where and len(args) == 1:
+        return np.where(*value(args))  # the places where it is not 0
     call = NUMPY.get(function)
-    if call is None or (function is np.where and len(args) == 1):
-        if function is np.where:
-            return np.where(*value(args))
+    if call is None:
         raise _refusal(function)
-    unknown = options.keys() - _OPTIONS[function]
+    names, positional = _PARAMETERS[function]
+    unknown = [f"{name}=" for name in options if name not in names]
+    if len(args) > positional:
+        unknown.append(f"{len(args)} positional arguments")
     if unknown:
-        raise _refusal(function, f"has no gradient here with {', '.join(sorted(unknown))}=")
+        raise _refusal(function, f"has no gradient here with {', '.join(unknown)}")
     return call(*args, **options)
 
 

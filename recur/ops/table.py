@@ -77,6 +77,11 @@ def unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return g.sum(axis=axes, keepdims=True) if axes else g
 
 
+def _array_or_number(x: Any) -> Any:
+    """A list as an array, anything else as it is."""
+    return np.asarray(x) if isinstance(x, list | tuple) else x
+
+
 def constant(x: Any) -> Any:
     """An untraced operand, as a number or a real array; a `TypeError` names anything else."""
     x = peek(x)
@@ -119,7 +124,7 @@ def unary(
 
     def call(x: Any) -> Any:
         if tape.current() is None or (source := traced(x)) is None:
-            return forward(peek(x))
+            return forward(_array_or_number(peek(x)))
         y = forward(peek(x))
         return record_one(op, (source,), y, save(x) if keeps_x else y if keeps_y else None)
 
@@ -252,7 +257,8 @@ def operation(
         @functools.wraps(forward)
         def call(x: Any, *args: Any, **options: Any) -> Any:
             if tape.current() is None or (source := traced(x)) is None:
-                return forward(value(x) if view else peek(x), *args, **options)
+                x = value(x) if view else peek(x)
+                return forward(_array_or_number(x), *args, **options)
             y = forward(peek(x), *args, **options)
             if view and type(x) is Param:
                 y = y.copy(order="K")
@@ -274,6 +280,8 @@ def any_traced(inputs: tuple[Tensor | Param | None, ...]) -> bool:
     return any(x is not None for x in inputs)
 
 
-def parameters_of(call: Callable[..., Any]) -> frozenset[str]:
-    """The names of the arguments of a function."""
-    return frozenset(inspect.signature(call).parameters)
+def parameters_of(call: Callable[..., Any]) -> tuple[frozenset[str], int]:
+    """The names of a function's arguments, and how many may be given by position."""
+    parameters = inspect.signature(call).parameters
+    by_position = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return frozenset(parameters), len(by_position)
