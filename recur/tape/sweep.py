@@ -122,7 +122,8 @@ class Sweep:
                 "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep "
                 "it again, or cut it with truncate(model) or reset(model) before the next loss."
             )
-        if not self.keep_graph:
+        used_up = not (self.keep_graph or op.lasting)
+        if used_up:
             node.op = None
         grads = {index: slot.flush() for index, slot in slots.items()}
         if self._wanted:
@@ -130,7 +131,7 @@ class Sweep:
                 if (node, index) in self._wanted:
                     self.found[node, index] = grad.copy(order="K")
         op.backward(self, node, grads)
-        if not self.keep_graph:
+        if used_up:
             node.inputs = node.saved = None
 
     def _slot(self, x: Tensor | Param) -> _Slot:
