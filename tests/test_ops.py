@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from recur import ops
 from recur.errors import ShapeError, TapeError
@@ -499,6 +502,38 @@ def test_a_composed_helper_has_numpys_values_and_the_right_gradient(f, twin):
     gradcheck(f, SEQ)
 
 
+@st.composite
+def broadcasting(draw):
+    """Two arrays whose shapes broadcast, and their common shape."""
+    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, max_side=3))
+    return [numbers(*shape, seed=i) for i, shape in enumerate(shapes.input_shapes)]
+
+
+@given(broadcasting())
+def test_broadcasting_of_any_shapes_has_the_right_gradient(arrays):
+    gradcheck(lambda a, b: a * b - b / 3 + ops.where(np.array(True), a, b), *arrays, directions=1)
+
+
+@given(st.data())
+def test_any_basic_index_has_the_right_gradient(data):
+    key = data.draw(hnp.basic_indices(SEQ.shape, allow_newaxis=True, allow_ellipsis=True))
+    close(ops.getitem(SEQ, key), SEQ[key])
+    gradcheck(lambda x: x[key] * 2, SEQ, directions=1)
+
+
+@given(st.data())
+def test_any_array_index_has_the_right_gradient(data):
+    key = data.draw(
+        hnp.integer_array_indices(SEQ.shape, result_shape=hnp.array_shapes(max_dims=2, max_side=4))
+    )
+    gradcheck(lambda x: x[key] * numbers(*SEQ[key].shape, seed=2), SEQ, directions=1)
+
+
+@given(hnp.arrays(bool, SEQ.shape))
+def test_any_mask_has_the_right_gradient(mask):
+    gradcheck(lambda x: x[mask] * 2, SEQ, directions=1)
+
+
 def test_split_refuses_what_does_not_divide():
     with pytest.raises(ShapeError, match="axis 0 has size 3, which 2 does not divide"):
         ops.split(SEQ, 2)
@@ -738,6 +773,32 @@ def test_an_index_array_may_be_overwritten_after_it_was_used():
         index[:] = 1
         (dx,) = tape.gradient(y.sum(), [t])
     np.testing.assert_array_equal(dx[:, 0], [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("f", "option"),
+    [(lambda t, o: ops.clip(t, o, None), np.zeros((3, 4))), (ops.repeat, np.full(12, 2))],
+)
+def test_an_array_option_may_be_overwritten_after_it_was_used(f, option):
+    with Tape() as tape:
+        t = tape.watch(A)
+        y = f(t, option)
+        (expected,) = tape.gradient(y.sum(), [t], keep_graph=True)
+        option[...] = 1
+        (found,) = tape.gradient(y.sum(), [t])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_an_option_that_would_need_a_gradient_is_refused():
+    p = Param(np.array(0.5))
+    for x in (A, Param(A)):
+        with Tape():
+            with pytest.raises(TypeError, match=r"clip: only its array.*maximum and minimum"):
+                ops.clip(x, p, None)
+            with pytest.raises(TypeError, match=r"leakyrelu: only its array.*recur\.value\(t\)"):
+                ops.leakyrelu(x, a=p)
+    np.testing.assert_array_equal(ops.clip(A, p, None), np.clip(A, 0.5, None))
+    np.testing.assert_array_equal(np.clip(A, p, None), np.clip(A, 0.5, None))
 
 
 def test_the_input_of_affine_may_be_overwritten_after_it_was_used():
