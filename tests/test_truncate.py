@@ -243,7 +243,7 @@ def test_a_cut_is_noted_in_the_event_log_with_its_layer():
         m(np.ones((2, 1, 4)), truncate_every=2)
         recur.reset(m)
     kinds = [(event["kind"], event["layer"]) for event in tape.events]
-    steps = [kind for kind, layer in kinds if layer is m]
+    steps = [kind for kind, layer in kinds if layer is m and kind not in ("enter", "leave")]
     assert steps == ["step", "cut", "sequence", "cut", "sequence", "reset"]
 
 

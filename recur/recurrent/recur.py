@@ -26,7 +26,7 @@ from recur.recurrent.state import (
     value_of,
 )
 from recur.recurrent.walk import Options, walk_cell, walk_function
-from recur.tape import Operand, Param, Tensor, current, peek
+from recur.tape import Operand, Param, Tape, Tensor, current, peek
 
 _CHOICES = {
     "init_grad": ("step", "scope"),
@@ -311,6 +311,9 @@ class Recur(Module):
             )
         try:
             options = Options(lengths, mask, truncate_every, remat)
+            tape = current()
+            if tape is not None and tape.events is not None:
+                self._log_enter(tape)
             if self._checked:
                 y, state = self._walk(xs, options)
             else:
@@ -318,8 +321,10 @@ class Recur(Module):
                     y, state = self._walk_function(xs, options)
             if state is not None:
                 self.put(state)
-            if (tape := current()) is not None:
+            if tape is not None:
                 calls.note(self, tape)
+                if tape.events is not None:
+                    tape.log("leave", layer=self, steps=self._steps_of(xs))
         finally:
             self._lock.release()
         return y
@@ -351,6 +356,22 @@ class Recur(Module):
             )
         y, state = walk_function(self.cell, self.title, xs, state, options, layer=self)
         return y.swapaxes(1, 2) if ftb and np.ndim(peek(y)) == 3 else y, state
+
+    def _steps_of(self, xs: tuple) -> int:
+        """How many steps a call on these inputs takes."""
+        x = xs[0]
+        if isinstance(x, (list, tuple)):
+            return len(x)
+        shape, ftb = np.shape(peek(x)), self.layout == "ftb"
+        if len(shape) == 3:
+            return shape[1 if ftb else 2]
+        return shape[1] if ftb and len(shape) == 2 and self._checked else 1
+
+    def _log_enter(self, tape: Tape) -> None:
+        """Notes from which state a call starts."""
+        leaves = () if self.at_start else (leaf for _, leaf in named_leaves(self._state, ""))
+        recorded = [leaf for leaf in leaves if is_recorded(leaf)]
+        tape.log("enter", layer=self, inputs=recorded, at_start=self.at_start)
 
     def _enter(self, batch: int) -> tuple:
         """The parts of the state, (n_out, batch), from which a call on this batch starts."""
