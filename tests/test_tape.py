@@ -708,6 +708,45 @@ def test_a_write_between_forward_and_backward_is_noticed(write):
     assert p.grad is None
 
 
+def test_a_write_after_the_first_of_several_uses_is_noticed():
+    p = Param(np.ones(2))
+    with Tape() as tape:
+        first = (p * p).sum()
+        other = Param(np.zeros(1))
+        other += 1  # a write elsewhere does no harm
+        second = (p * p).sum()
+        p += 1
+        third = (p * p).sum()
+        tape.backward(third)
+        for loss in (first, second):
+            with pytest.raises(TapeError, match="written since"):
+                tape.backward(loss)
+    np.testing.assert_array_equal(p.grad, [4, 4])
+
+
+def test_moving_into_a_flat_buffer_between_forward_and_backward_is_noticed():
+    p = Param(np.ones(2))
+    with Tape() as tape:
+        loss = (p * p).sum()
+        flat = FlatBuffer(np.empty(2))
+        p.move_into(flat, flat.array[:])
+        with pytest.raises(TapeError, match="written since"):
+            tape.backward(loss)
+
+
+def test_a_used_parameter_is_freed_at_once():
+    p = Param(np.ones(2))
+    gone = weakref.ref(p)
+    with Tape() as tape:
+        tape.backward((p * p).sum())
+    gc.disable()
+    try:
+        del p
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_write_does_no_harm_where_the_old_value_is_not_needed():
     p = Param(np.ones(2))
     with Tape() as tape:
