@@ -383,9 +383,9 @@ class Recur(Module):
         if held == (batch,):
             if type(part) is Tensor:
                 self._check_scope(part)
-            return state if self.init_grad == "step" else self._watched(state, batch)
+            return state if self.init_grad == "step" else self._over(state, batch)
         if held == ():
-            return self._watched(state, batch)
+            return self._over(state, batch)
         if self.on_batch_change == "reset":
             return self._from_init(batch)
         if self.on_batch_change == "broadcast" and held == (1,):
@@ -404,7 +404,7 @@ class Recur(Module):
     def _from_init(self, batch: int) -> tuple:
         parts = as_parts(self.cell, self._init)
         if not self._is_linked():
-            return self._watched(tuple(map(value_of, parts)), batch)
+            return self._over(tuple(map(value_of, parts)), batch)
         return tuple(begin(part, (part.shape[0], batch), self) for part in parts)
 
     def _is_linked(self) -> bool:
@@ -412,22 +412,33 @@ class Recur(Module):
         tape = current()
         return self.init_grad == "step" or tape is None or self._reset_in == tape.serial
 
-    def _watched(self, parts: tuple, batch: int) -> tuple:
-        """`parts` over the batch; with `init_grad="scope"` the first of a scope take gradient."""
+    def _watched(self, state: Any) -> Any:
+        """`state`, through leaves that take its gradient if `init_grad="scope"` asks for it.
+
+        Only the state with which a scope is entered is one.
+        """
         tape = current()
-        if tape is not None and self.init_grad == "scope" and not is_recorded(parts[0]):
-            if id(self) not in tape.starts:
-                inits = as_parts(self.cell, self._init)
-                params = tuple(part for part in inits if type(part) is Param)
-                tape.watch_state(self, parts if len(parts) > 1 else parts[0], params)
-                object.__setattr__(self, "_entered", (tape.serial, self._state))
-            serial, entering = self._entered
-            if serial == tape.serial and entering is self._state:  # no step was completed since
-                leaves = tape.starts[id(self)].leaves
-                parts = leaves if len(parts) > 1 else (leaves,)
+        if tape is None or self.init_grad == "step":
+            return state
+        leaves = [leaf for _, leaf in named_leaves(state, "")]
+        if any(map(is_recorded, leaves)):
+            return state
+        watchable = all(isinstance(x, np.ndarray) and x.dtype.kind == "f" for x in leaves)
+        if id(self) not in tape.starts:
+            inits = dict(named_leaves(self._init, "")).values()
+            params = tuple(init for init in inits if type(init) is Param)
+            tape.watch_state(self, state if watchable else (), params)
+            object.__setattr__(self, "_entered", (tape.serial, self._state))
+        serial, entering = self._entered
+        still_entering = serial == tape.serial and entering is self._state
+        return tape.starts[id(self)].leaves if watchable and still_entering else state
+
+    def _over(self, parts: tuple, batch: int) -> tuple:
+        """The parts of a state over the batch; a state of one part is watched without its tuple."""
+        watched = self._watched(parts if len(parts) > 1 else parts[0])
         return tuple(
             part if part.shape[1:] == (batch,) else begin(part, (part.shape[0], batch), self)
-            for part in parts
+            for part in (watched if len(parts) > 1 else (watched,))
         )
 
     def _check_scope(self, part: Tensor) -> None:
@@ -438,10 +449,12 @@ class Recur(Module):
             )
 
     def _enter_function(self) -> Any:
+        """The state from which a call of a cell that is no `Cell` starts."""
         if self._state is not START:
-            return self._state if current() is not None else map_tree(value_of, self._state)
-        if current() is None:
-            return map_tree(value_of, self._init)
+            state = self._state if current() is not None else map_tree(value_of, self._state)
+            return self._watched(state)
+        if current() is None or not self._is_linked():
+            return self._watched(map_tree(value_of, self._init))
         return map_tree(
             lambda x: begin(x, x.shape, self) if type(x) is Param else value_of(x), self._init
         )
