@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+NEEDED_MB ?= 1000
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
@@ -37,7 +38,7 @@ help:
 # Run each time, since PYTHON may name another interpreter than the last time; it leaves a fitting
 # environment, and the file's date, as they are.
 $(VENV)/made-by: FORCE
-	@sh tools/venv.sh "$(PYTHON)" "$(VENV)"
+	@sh tools/venv.sh "$(PYTHON)" "$(VENV)" $(NEEDED_MB)
 
 $(VENV)/recur.installed: $(VENV)/made-by $(SOURCES)
 	$(SAY) "building and installing recur into $(VENV) (it compiles for a minute or two)"
@@ -88,7 +89,7 @@ run-lowest: $(VENV)/recur.installed $(VENV)/test.group
 
 test-oracles:
 	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \
-		$(MAKE) --no-print-directory run-oracles VENV=.venv-oracles PYTHON=$$2
+		$(MAKE) --no-print-directory run-oracles VENV=.venv-oracles PYTHON=$$2 NEEDED_MB=3000
 
 run-oracles: $(VENV)/recur.installed $(VENV)/oracles.group
 	$(BIN)/pytest -m oracle --no-skips $(ARGS)

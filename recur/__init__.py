@@ -11,9 +11,11 @@ from recur import (
 from recur._kernels import get_num_threads, set_num_threads
 from recur._version import __version__
 from recur.cells import (
+    Cell,
     GRUCell,
     GRUv3Cell,
     LSTMCell,
+    LSTMState,
     RNNCell,
 )
 from recur.data import (
@@ -174,6 +176,7 @@ from recur.recurrent import (
     scan,
     set_states,
     states,
+    tbptt,
     truncate,
 )
 from recur.tape import (
@@ -203,6 +206,7 @@ __all__ = [
     "BatchSizeError",
     "Bidirectional",
     "Busy",
+    "Cell",
     "Chain",
     "ClipGrad",
     "ClipNorm",
@@ -224,6 +228,7 @@ __all__ = [
     "Gradients",
     "GraphUsedError",
     "LSTMCell",
+    "LSTMState",
     "LayerNorm",
     "Module",
     "Momentum",
@@ -330,6 +335,7 @@ __all__ = [
     "summary",
     "swish",
     "tanh",
+    "tbptt",
     "testmode",
     "thaw",
     "train",

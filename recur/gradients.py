@@ -290,6 +290,14 @@ class Gradients:
             )
         return found[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: held for name, held in self.__dict__.items() if name != "_arrays"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # in a copy, too, the arrays are views of the vectors
+        views = _views(self._weights.values(), self.flats)
+        self._arrays = dict(zip(self._weights, views, strict=True))
+
     def _fit(self, model: Any, weights: dict[str, Param]) -> None:
         """Goes on to serve a model that has the same parameters, by path, shape and dtype."""
         old = {path: (array.shape, array.dtype) for path, array in self._arrays.items()}

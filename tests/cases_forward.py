@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from casebook import CELLS, LAYERS, Case, handles, make_cell, run, sum_of_squares
 
 import recur
+from casebook import CELLS, LAYERS, Case, handles, make_cell, run, sum_of_squares
 from recur import ops
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flux_models import Layer, chain
+from julia_writer import bson_file
 
 from recur.__main__ import main
 from recur.command import demo
 from recur.command.characters import CharacterModel, new
 from recur.command.text import Alphabet
+from recur.io import flux
 from recur.io.model import load, save
 from recur.layers import Chain, Dense
 from recur.module import named_params
@@ -228,6 +231,51 @@ def test_info_shows_arrays_of_other_libraries(in_tmp_path, capsys):
     safetensors.write("other", {"weight": np.zeros((2, 3))}, {"format": "pt"})
     code, out, _ = run(capsys, "info", "other")
     assert code == 0 and "weight  F64 (2, 3)" in out and "format: pt" in out
+
+
+def test_info_describes_a_flux_file(flux_file, capsys):
+    code, out, _ = run(capsys, "info", flux_file)
+    assert code == 0
+    assert out.startswith("BSON\n") and "load builds: Chain(Recur(LSTMCell(3 => 4))" in out
+
+
+# convert
+
+
+@pytest.fixture
+def flux_file(in_tmp_path, rng):
+    Path("model.bson").write_bytes(bson_file(model=chain(Layer("LSTM", 3, 4, rng).layer("0.14"))))
+    return "model.bson"
+
+
+def test_convert_turns_a_flux_file_into_a_model_that_loads(flux_file, capsys, rng):
+    code, out, _ = run(capsys, "convert", flux_file, "model.safetensors")
+    assert code == 0 and out == "model.safetensors: Chain(Recur(LSTMCell(3 => 4)))\n"
+    x = rng.standard_normal((3, 2)).astype(np.float32)
+    assert load("model.safetensors")(x).tobytes() == flux.load(flux_file)(x).tobytes()
+
+
+def test_convert_keeps_the_running_state_only_when_asked(flux_file, capsys):
+    run(capsys, "convert", flux_file, "start.safetensors")
+    run(capsys, "convert", flux_file, "running.safetensors", "--resume")
+    assert load("start.safetensors").layers[0].at_start
+    assert not load("running.safetensors").layers[0].at_start
+
+
+def test_convert_writes_arrays_for_julia(trained, capsys):
+    assert run(capsys, "convert", trained, "model.npz")[0] == 0
+    with np.load("model.npz") as arrays:
+        assert arrays["layers.2.cell.Wi"].shape == (32, 4)
+
+
+def test_convert_refuses_what_it_cannot_read_or_write(trained, in_tmp_path, capsys):
+    for source, target in ((trained, "model.h5"), ("missing.bson", "m.safetensors")):
+        code, out, err = run(capsys, "convert", source, target)
+        assert code == 1 and out == "" and err.startswith("recur: ")
+    (in_tmp_path / "odd.bson").write_bytes(bson_file(note="no model"))
+    code, _, err = run(capsys, "convert", "odd.bson", "m.safetensors")
+    assert code == 1 and "no variable of the file is a model" in err
+    assert not (in_tmp_path / "m.safetensors").exists()
 
 
 # demo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -365,6 +366,15 @@ def test_all_gradients_lie_in_one_vector(model, x):
     g.flat *= 2
     twice = gradient(lambda m: 2 * loss(m, x), model)
     np.testing.assert_allclose(g.layers[0].W, twice.layers[0].W, rtol=1e-12)
+
+
+def test_in_a_copy_too_the_gradients_are_views_of_their_vector(model, x):
+    g = gradient(lambda m: loss(m, x), model)
+    for twin in (copy.deepcopy(g), pickle.loads(pickle.dumps(g))):
+        np.testing.assert_array_equal(twin.flat, g.flat)
+        twin.flat[...] = 7
+        assert (twin.layers[1].b == 7).all()
+        assert not (g.layers[1].b == 7).any()
 
 
 def test_each_dtype_has_a_vector_of_its_own(model, x, rng):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from recur.errors import ShapeError
 from recur.losses import (
     binarycrossentropy,
     crossentropy,
+    ctc_loss,
     hinge_loss,
     huber,
     kldivergence,
@@ -250,6 +252,7 @@ def test_a_mask_that_lets_nothing_through_gives_a_loss_and_a_gradient_of_zero():
 def test_a_sequence_of_no_steps_has_loss_zero():
     assert mse(np.zeros((3, 2, 0)), np.zeros((3, 2, 0))) == 0
     assert logitcrossentropy(np.zeros((3, 2, 0)), np.zeros((2, 0), np.int64)) == 0
+    assert ctc_loss(np.zeros((3, 0)), []) == 0
 
 
 def test_elements_may_be_masked_one_by_one(rng):
@@ -488,3 +491,95 @@ def test_steps_of_different_shapes_are_an_error_that_names_the_step():
         mse([np.ones((3, 4)), np.ones((3, 2))], np.ones((3, 4, 2)))
     with pytest.raises(ShapeError, match="empty list"):
         mse([], [])
+
+
+# Connectionist temporal classification.
+
+
+def spelt(path, blank):
+    """What an alignment spells: runs count once, blanks not at all."""
+    runs = [c for i, c in enumerate(path) if i == 0 or c != path[i - 1]]
+    return [c for c in runs if c != blank]
+
+
+def ctc_by_enumeration(logits, labels, blank):
+    """-log of the summed probability of every alignment (C^T of them)."""
+    p = softmax(logits, 0)
+    total = 0.0
+    for path in itertools.product(range(len(p)), repeat=p.shape[1]):
+        if spelt(path, blank) == list(labels):
+            total += np.prod([p[c, t] for t, c in enumerate(path)])
+    return -np.log(total)
+
+
+@pytest.mark.parametrize("labels", [[], [0], [1, 0], [0, 0], [1, 1, 0], [0, 1, 0]])
+@pytest.mark.parametrize("blank", [None, 0, 1])
+def test_ctc_sums_over_every_alignment(labels, blank, dtype, rng):
+    logits = rng.standard_normal((3, 5)).astype(dtype)
+    b = 2 if blank is None else blank
+    labels = [label + (b <= label) for label in labels]
+    rtol = 1e-12 if dtype == np.float64 else 1e-5
+    expected = ctc_by_enumeration(logits.astype(np.float64), labels, b)
+    loss = ctc_loss(logits, labels, blank=blank)
+    np.testing.assert_allclose(loss, expected, rtol=rtol)
+    assert loss.dtype == dtype
+    np.testing.assert_allclose(ctc_loss(logits, labels, blank=b - 3), expected, rtol=rtol)
+
+
+def test_the_gradient_of_ctc_is_what_differences_say(rng):
+    logits = rng.standard_normal((4, 3, 6))
+    labels = [[0, 0, 2], [], [1, 2]]
+    mask = np.arange(6) < np.array([[6], [2], [3]])
+    logits[:, ~mask] = 7.0
+    for agg in (ops.mean, sum, lambda e: e[0] - 3 * e[2]):
+
+        def f(x, agg=agg):
+            return ctc_loss(x, labels, mask=mask, agg=agg)
+
+        loss, (d,) = gradients(f, logits)
+        np.testing.assert_allclose(loss, f(logits))
+        np.testing.assert_allclose(d, differences(f, logits), rtol=1e-6, atol=1e-8)
+        np.testing.assert_array_equal(d[:, ~mask], 0)
+        logits[:, ~mask] = np.nan
+        np.testing.assert_array_equal(gradients(f, logits)[1][0], d)
+        logits[:, ~mask] = 7.0
+
+
+def test_each_sample_of_a_ctc_batch_is_its_own_sequence(rng):
+    logits = rng.standard_normal((5, 2, 7))
+    labels = [[0, 3], [1, 1, 2]]
+    mask = np.arange(7) < np.array([[4], [7]])
+    entries_of_batch = ctc_loss(logits, labels, mask=mask, agg=ops.identity)
+    one, (d,) = gradients(lambda x: ctc_loss(x, labels[0]), logits[:, 0, :4])
+    np.testing.assert_allclose(entries_of_batch, [one, ctc_loss(logits[:, 1], labels[1])])
+    _, (whole,) = gradients(lambda x: ctc_loss(x, labels, mask=mask, agg=sum), logits)
+    np.testing.assert_allclose(whole[:, 0, :4], d)
+    steps = [logits[:, :, t] for t in range(7)]
+    np.testing.assert_allclose(ctc_loss(steps, labels, mask=mask), entries_of_batch.mean())
+
+
+def test_ctc_stays_finite_over_long_sequences(dtype, rng):
+    logits = (5 * rng.standard_normal((3, 1000))).astype(dtype)
+    loss, (d,) = gradients(lambda x: ctc_loss(x, [0, 1] * 100), logits)
+    assert np.isfinite(loss) and np.isfinite(d).all()
+    np.testing.assert_allclose(d.sum(0), 0, atol=1e-2 if dtype == np.float32 else 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "labels", "options", "error", "words"),
+    [
+        ((3,), [0], {}, ShapeError, r"expected \(C, T\)"),
+        ((3, 2), [0, 0], {}, ShapeError, "has 2 steps, its 2 labels need at least 3"),
+        ((3, 2), [2], {}, IndexError, "label 2, expected 0 to 2 and not the blank 2"),
+        ((3, 2), [-1], {}, IndexError, "label -1"),
+        ((3, 2), [0], {"blank": 3}, IndexError, "blank is 3"),
+        ((3, 2, 4), [[0]], {}, ShapeError, "labels of 1 samples, expected 2"),
+        ((3, 1, 4), [[[0]]], {}, ShapeError, "y of sample 0"),
+        ((3, 4), [0], {"mask": np.ones(3, bool)}, ShapeError, "mask has shape"),
+        ((3, 4), [0], {"mask": np.ones(4)}, TypeError, "expected bool"),
+        ((3, 3), [0], {"mask": np.array([True, False, True])}, ShapeError, "gaps"),
+    ],
+)
+def test_ctc_names_what_cannot_be_aligned(shape, labels, options, error, words):
+    with pytest.raises(error, match=words):
+        ctc_loss(np.zeros(shape), labels, **options)

@@ -158,6 +158,11 @@ def test_keywords_that_an_operation_lacks_are_refused_by_name(keywords, tape):
         np.sum(tape.watch(X), **keywords)
 
 
+def test_more_positional_arguments_than_an_operation_has_are_refused(tape):
+    with pytest.raises(TypeError, match=r"sum: .* 4 positional arguments.*recur\.value\(t\)"):
+        np.sum(tape.watch(X), 0, None, np.empty(3))
+
+
 @pytest.mark.parametrize("keywords", [{"dtype": np.float32}, {"where": X > 0}])
 def test_keywords_of_a_ufunc_are_refused(keywords, tape):
     with pytest.raises(TypeError, match=r"tanh: .*recur\.value\(t\)"):

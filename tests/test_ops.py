@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from recur import ops
 from recur.errors import ShapeError, TapeError
@@ -425,6 +428,31 @@ def test_a_parameter_works_as_an_operand_and_as_a_plain_array(label, f, twin, ar
         assert p.grad.shape == p.shape
 
 
+LAYOUTS = {
+    "columns first": lambda x: np.array(x, order="F"),
+    "every second": lambda x: np.repeat(x, 2, axis=-1)[..., ::2] if x.ndim else x,
+    "backwards": lambda x: np.flip(np.flip(x).copy()),
+    "axes moved": lambda x: np.moveaxis(np.moveaxis(x, -1, 0).copy(), 0, -1) if x.ndim else x,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("label", "f", "twin", "args"), EXAMPLES)
+def test_results_do_not_depend_on_the_memory_layout(label, f, twin, args, layout):
+    moved = [LAYOUTS[layout](arg) for arg in args]
+
+    def run(arrays):
+        with Tape() as tape:
+            watched = [Tensor(a, tape.watch(a).node) for a in arrays]  # with these very strides
+            y = f(*watched)
+            cotangent = LAYOUTS[layout](numbers(*y.shape, seed=7))
+            return [value(y), *tape.gradient(y, watched, cotangent)]
+
+    for found, expected in zip(run(moved), run(args), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(f(*moved), f(*args), rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(("label", "f", "twin", "args"), EXAMPLES)
 def test_no_gradient_writes_into_the_one_that_it_gets(label, f, twin, args):
     with Tape() as tape:
@@ -474,9 +502,57 @@ def test_a_composed_helper_has_numpys_values_and_the_right_gradient(f, twin):
     gradcheck(f, SEQ)
 
 
+@st.composite
+def broadcasting(draw):
+    """Two arrays whose shapes broadcast, and their common shape."""
+    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, max_side=3))
+    return [numbers(*shape, seed=i) for i, shape in enumerate(shapes.input_shapes)]
+
+
+@given(broadcasting())
+def test_broadcasting_of_any_shapes_has_the_right_gradient(arrays):
+    gradcheck(lambda a, b: a * b - b / 3 + ops.where(np.array(True), a, b), *arrays, directions=1)
+
+
+@given(st.data())
+def test_any_basic_index_has_the_right_gradient(data):
+    key = data.draw(hnp.basic_indices(SEQ.shape, allow_newaxis=True, allow_ellipsis=True))
+    close(ops.getitem(SEQ, key), SEQ[key])
+    gradcheck(lambda x: x[key] * 2, SEQ, directions=1)
+
+
+@given(st.data())
+def test_any_array_index_has_the_right_gradient(data):
+    key = data.draw(
+        hnp.integer_array_indices(SEQ.shape, result_shape=hnp.array_shapes(max_dims=2, max_side=4))
+    )
+    gradcheck(lambda x: x[key] * numbers(*SEQ[key].shape, seed=2), SEQ, directions=1)
+
+
+@given(hnp.arrays(bool, SEQ.shape))
+def test_any_mask_has_the_right_gradient(mask):
+    gradcheck(lambda x: x[mask] * 2, SEQ, directions=1)
+
+
 def test_split_refuses_what_does_not_divide():
     with pytest.raises(ShapeError, match="axis 0 has size 3, which 2 does not divide"):
         ops.split(SEQ, 2)
+
+
+def test_arrays_that_do_not_fit_together_are_named():
+    a, b = np.ones((2, 3)), np.ones((2, 4))
+    with pytest.raises(ShapeError, match=r"\(2, 3\), \(2, 4\) were given.*except on axis 0"):
+        ops.concatenate([a, b])
+    assert ops.concatenate([a, b], axis=1).shape == (2, 7)
+    for join, arrays in [
+        (ops.stack, [a, b]),
+        (ops.stack, []),
+        (ops.concatenate, []),
+        (ops.concatenate, [np.array(1.0), np.array(2.0)]),
+        (ops.concatenate, [a, np.ones(3)]),
+    ]:
+        with pytest.raises(ShapeError, match=f"{join.__name__}: .*expected one common shape"):
+            join(arrays)
 
 
 def test_an_unused_gate_gets_exact_zeros():
@@ -619,6 +695,8 @@ def test_affine_computes_in_the_dtype_of_its_weights():
         lambda x: W @ x,
         lambda x: ops.stack([x, x], axis=-1),
         lambda x: ops.concatenate([x, x]),
+        lambda x: ops.concatenate([x, x], axis=1),
+        lambda x: ops.vcat(x, x[:1]),
     ],
 )
 def test_results_are_laid_out_features_first(f):
@@ -695,6 +773,32 @@ def test_an_index_array_may_be_overwritten_after_it_was_used():
         index[:] = 1
         (dx,) = tape.gradient(y.sum(), [t])
     np.testing.assert_array_equal(dx[:, 0], [1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("f", "option"),
+    [(lambda t, o: ops.clip(t, o, None), np.zeros((3, 4))), (ops.repeat, np.full(12, 2))],
+)
+def test_an_array_option_may_be_overwritten_after_it_was_used(f, option):
+    with Tape() as tape:
+        t = tape.watch(A)
+        y = f(t, option)
+        (expected,) = tape.gradient(y.sum(), [t], keep_graph=True)
+        option[...] = 1
+        (found,) = tape.gradient(y.sum(), [t])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_an_option_that_would_need_a_gradient_is_refused():
+    p = Param(np.array(0.5))
+    for x in (A, Param(A)):
+        with Tape():
+            with pytest.raises(TypeError, match=r"clip: only its array.*maximum and minimum"):
+                ops.clip(x, p, None)
+            with pytest.raises(TypeError, match=r"leakyrelu: only its array.*recur\.value\(t\)"):
+                ops.leakyrelu(x, a=p)
+    np.testing.assert_array_equal(ops.clip(A, p, None), np.clip(A, 0.5, None))
+    np.testing.assert_array_equal(np.clip(A, p, None), np.clip(A, 0.5, None))
 
 
 def test_the_input_of_affine_may_be_overwritten_after_it_was_used():
@@ -877,6 +981,11 @@ def test_every_activation_is_found_by_its_name():
     assert ops.name_of(ops.exp) is None
     with pytest.raises(ValueError, match="no activation is named 'nope'"):
         ops.activation("nope")
+
+
+@pytest.mark.parametrize("f", [ops.tanh, ops.gelu, ops.relu, ops.swish, ops.sum, ops.softmax])
+def test_lists_of_numbers_are_read_as_arrays(f):
+    np.testing.assert_allclose(f([0.5, -1.0]), f(np.array([0.5, -1.0])), rtol=1e-12)
 
 
 def test_inside_paused_operations_are_plain():

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -912,6 +913,32 @@ def test_a_rule_of_ones_own_gets_whole_parameters_and_may_keep_numbers(flat, rng
     update(opt, model, history[0])
     update(other_opt, other, history[0])
     assert_same_bits(values(model), values(other))
+
+
+def test_a_rule_of_ones_own_may_see_the_only_parameter_of_a_flat_buffer():
+    p = Param(np.arange(6.0).reshape(2, 3))
+    flatten([p])
+    opt = setup(SignOfMomentum(0.5), [p])
+    update(opt, [p], {p: np.ones((2, 3))})
+    np.testing.assert_array_equal(p.value, np.arange(6.0).reshape(2, 3) - 0.5)
+
+
+def test_an_elementwise_rule_keeps_nothing_but_arrays_of_the_parameters_shape():
+    class Counting(Descent):
+        def init(self, x):
+            return {"count": 0}
+
+    with pytest.raises(ShapeError, match=r"Counting: the state of 0 must be arrays"):
+        setup(Counting(), [Param(np.zeros(2))])
+
+
+def test_an_update_does_not_keep_the_gradient_alive():
+    p = Param(np.zeros(3))
+    opt = setup(Adam(), [p])
+    gradient_of_p = np.ones(3)
+    before = sys.getrefcount(gradient_of_p)
+    update(opt, [p], {p: gradient_of_p})
+    assert sys.getrefcount(gradient_of_p) == before
 
 
 def test_a_rule_may_be_a_dataclass_that_can_change():

@@ -108,7 +108,7 @@ needs_sh = pytest.mark.skipif(shutil.which("sh") is None, reason="the Makefile i
 
 def check(python: str | Path, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
-        ["sh", str(ROOT / "tools" / "check.sh"), str(python)],
+        ["sh", str(ROOT / "tools" / "check.sh"), str(python), "500"],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},

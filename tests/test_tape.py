@@ -629,6 +629,26 @@ def test_overlapping_windows_agree_with_finite_differences(cell):
         np.testing.assert_allclose(p.grad, expected, rtol=0, atol=1e-7)
 
 
+def test_a_sink_gives_a_weight_its_own_dtype_and_adds_to_what_came_another_way(rng):
+    weight = Param(rng.standard_normal((4, 3)).astype(np.float32))
+    x = rng.standard_normal((3, 5))
+
+    class Product(Op):
+        """A product in float64, whatever the weight is."""
+
+        def backward(self, sweep, node, grads):
+            sweep.post(weight, np.ascontiguousarray(grads[0].T), np.ascontiguousarray(x.T))
+            sweep.add(weight, np.ones((3, 4)).T)  # laid out by columns, and borrowed
+            sweep.post(weight, np.ascontiguousarray(grads[0].T), np.ascontiguousarray(x.T))
+
+    with Tape() as tape:
+        (y,) = record(Product("product"), (weight,), [weight.value.astype(float) @ x], None)
+        tape.backward(y.sum())
+    assert weight.grad.dtype == np.float32
+    expected = 2 * np.tile(x.sum(1), (4, 1)) + 1
+    np.testing.assert_allclose(weight.grad, expected, rtol=1e-6)
+
+
 def test_cut_steps_post_nothing(cell):
     W, U, b, xs = cell
     with Tape() as tape:
@@ -686,6 +706,45 @@ def test_a_write_between_forward_and_backward_is_noticed(write):
         with pytest.raises(TapeError, match="the value that W had when it was used"):
             tape.backward(loss)
     assert p.grad is None
+
+
+def test_a_write_after_the_first_of_several_uses_is_noticed():
+    p = Param(np.ones(2))
+    with Tape() as tape:
+        first = (p * p).sum()
+        other = Param(np.zeros(1))
+        other += 1  # a write elsewhere does no harm
+        second = (p * p).sum()
+        p += 1
+        third = (p * p).sum()
+        tape.backward(third)
+        for loss in (first, second):
+            with pytest.raises(TapeError, match="written since"):
+                tape.backward(loss)
+    np.testing.assert_array_equal(p.grad, [4, 4])
+
+
+def test_moving_into_a_flat_buffer_between_forward_and_backward_is_noticed():
+    p = Param(np.ones(2))
+    with Tape() as tape:
+        loss = (p * p).sum()
+        flat = FlatBuffer(np.empty(2))
+        p.move_into(flat, flat.array[:])
+        with pytest.raises(TapeError, match="written since"):
+            tape.backward(loss)
+
+
+def test_a_used_parameter_is_freed_at_once():
+    p = Param(np.ones(2))
+    gone = weakref.ref(p)
+    with Tape() as tape:
+        tape.backward((p * p).sum())
+    gc.disable()
+    try:
+        del p
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_write_does_no_harm_where_the_old_value_is_not_needed():

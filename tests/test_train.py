@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -485,7 +487,8 @@ def test_training_in_another_thread_leaves_signals_alone():
 
 
 def test_logs_get_plain_lines(monkeypatch, capsys):
-    monkeypatch.setattr("recur.train.progress._SECONDS_BETWEEN_LINES", 0.0)
+    module = importlib.import_module("recur.train.progress")
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0.0)
     model = network()
     train(squared, model, batches(2), setup(Descent(0.01), model), validation=lambda m: 0.5)
     lines = capsys.readouterr().err.splitlines()
@@ -524,7 +527,7 @@ def test_a_terminal_gets_a_bar():
 
 
 def test_a_terminal_without_tqdm_gets_lines(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     terminal = Terminal()
     progress = Progress(None, 0, terminal)
     progress.step(3, "loss 1")

@@ -1,10 +1,11 @@
 #!/bin/sh
-# usage: tools/check.sh PYTHON
-# Say in one sentence what is missing on this machine to build recur with PYTHON, and fail.
+# usage: tools/check.sh PYTHON NEEDED_MB
+# Say in one sentence what is missing on this machine to build recur with PYTHON in NEEDED_MB of disk
+# space, and fail; or say nothing.
 set -eu
 
 python=$1
-needed_mb=1000
+needed_mb=$2
 
 refuse() {
     echo "recur: $1" >&2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# usage: tools/venv.sh PYTHON VENV
+# usage: tools/venv.sh PYTHON VENV NEEDED_MB
 # Make the virtual environment VENV with PYTHON, unless that is what it is.  VENV/made-by holds what
 # made it and is written last, so an interrupted, moved or foreign environment is made anew.
 set -eu
@@ -15,7 +15,7 @@ if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/made-by" 2>/dev/null)" = "$maker
     exit 0
 fi
 
-sh "$(dirname "$0")/check.sh" "$base"
+sh "$(dirname "$0")/check.sh" "$base" "$3"
 echo "recur: making $venv with $base"
 "$base" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install -qq --upgrade pip

@@ -1,6 +1,16 @@
 """Cells: one step of a recurrent layer as a pure function, `state, y = cell(state, x)`."""
 
-from recur.cells.base import Cell, LSTMState, as_parts, begin, check_input, floats, own_state, plain
+from recur.cells.base import (
+    Cell,
+    LSTMState,
+    as_parts,
+    begin,
+    check_input,
+    fit_batch,
+    floats,
+    own_state,
+    plain,
+)
 from recur.cells.kernel import KernelCell
 from recur.cells.standard import GRUCell, GRUv3Cell, LSTMCell, RNNCell
 
@@ -15,6 +25,7 @@ __all__ = [
     "as_parts",
     "begin",
     "check_input",
+    "fit_batch",
     "floats",
     "own_state",
     "plain",

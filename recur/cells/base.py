@@ -30,8 +30,8 @@ class Cell(Module):
     the initial state over the batch, and handles sequences, lengths and cuts.
 
     x      (n_in,) or (n_in, B)
-    state  (n_out,) or (n_out, B), or a tuple of them.  A state without a batch axis serves any
-           batch.  The new state has a batch axis if x or state has one
+    state  (n_out,) or (n_out, B), or a tuple of them; (n_out,) and (n_out, 1) are broadcast over
+           the batch of x.  The new state has a batch axis if x or state has one
     y      (n_out,) or (n_out, B), as x
 
     Outside a scope x and state are plain arrays and so are the results; inside, the step is
@@ -246,8 +246,8 @@ def own_part(title: str, what: str, part: Any, dtype: np.dtype) -> Any:
 
 
 def fit_batch(cell: Cell, title: str, parts: State, batch: int) -> State:
-    """A state for a pure call: without a batch it is broadcast, with another one it is refused."""
-    if parts[0].ndim == 1:
+    """A state for a pure call: without a batch, or with batch 1, it is broadcast."""
+    if parts[0].shape[1:] in ((), (1,)) and parts[0].shape[1:] != (batch,):
         return tuple(begin(part, (part.shape[0], batch)) for part in parts)
     if parts[0].shape[1] != batch:
         raise BatchSizeError(

@@ -136,7 +136,7 @@ class KernelCell(Cell):
                 f"{self.title}.{name}: the new array has shape {tuple(new.shape)}, expected "
                 f"{shape}. Nothing was changed."
             )
-        if isinstance(new, np.ndarray) and type(self.__dict__.get(name)) is not Param:
+        if isinstance(new, np.ndarray) and not self.holds_param(name):
             return Param(new.astype(self.dtype), f"{self.title}.{name}")
         return new
 
@@ -181,11 +181,11 @@ class KernelCell(Cell):
 
     def _pack(self, held: Packed | None) -> Packed:
         stamp: int | None = writes.stamp  # before the weights are read: a write meanwhile will show
-        weights = {name: computed(getattr(self, name)) for name in self.weight_names}
+        weights = {name: getattr(self, name) for name in self.weight_names}
         weights = {name: w for name, w in weights.items() if w is not None}
         # The arrays of tensors, not the tensors: a cache must not keep history alive.
         key = tuple((w, w.version) if type(w) is Param else (peek(w), 0) for w in weights.values())
-        if any(type(w) is not Param for w in weights.values()):
+        if self.computed_weights or any(type(w) is not Param for w in weights.values()):
             stamp = None
         kernel = held.kernel if held is not None and _same(held.key, key) else self._build(weights)
         names = tuple(weights)
@@ -262,11 +262,6 @@ class KernelCell(Cell):
         return tuple(made[:-1]), made[-1]
 
 
-def computed(weight: Any) -> Any:
-    """A weight as it is to be used: one that is computed anew says so by a method `weight()`."""
-    return weight.weight() if hasattr(weight, "weight") else weight
-
-
 def _same(old: tuple, new: tuple) -> bool:
     return len(old) == len(new) and all(
         a is b and n == m for (a, n), (b, m) in zip(old, new, strict=True)
@@ -281,7 +276,7 @@ def rows(x: Any) -> np.ndarray:
 
 def product(W: Any, h: Any) -> Any:
     """W @ h for h (n, B), in the dtype of h; W may be a constant object with `@` and `.T`."""
-    y = ops.matmul(computed(W), h)
+    y = ops.matmul(W, h)
     return y if y.dtype == h.dtype else ops.astype(y, h.dtype)
 
 

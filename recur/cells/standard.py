@@ -13,7 +13,7 @@ import numpy as np
 
 from recur import _kernels, ops
 from recur.cells.base import LSTMState, State
-from recur.cells.kernel import KernelCell, computed, product
+from recur.cells.kernel import KernelCell, product
 from recur.module import glorot_uniform, register, zeros
 from recur.tape import Operand
 
@@ -192,7 +192,7 @@ class LSTMCell(_GatedCell):
         g = _affine(self.Wi, x, self.b) + product(self.Wh, h)
         i, f, n, u = ops.split(g, 4)
         if self.peephole is not None:
-            p = computed(self.peephole)
+            p = self.peephole
             i, f = i + p[0][:, None] * c, f + p[1][:, None] * c
         c = self._gate(f) * c + self._gate(i) * ops.tanh(n)
         if self.peephole is not None:
@@ -261,7 +261,7 @@ class GRUCell(_GatedCell):
         xr, xz, xn = ops.split(_affine(self.Wi, x, self.b), 3)
         hr, hz, hn = ops.split(product(self.Wh, h), 3)
         if self.bh is not None:
-            hn = hn + computed(self.bh)[:, None]
+            hn = hn + self.bh[:, None]
         r, z = self._gate(xr + hr), self._gate(xz + hz)
         n = ops.tanh(xn + r * hn)
         h = (1 - z) * n + z * h
@@ -333,7 +333,6 @@ class GRUv3Cell(_GatedCell):
 
 def _affine(W: Any, x: Any, b: Any) -> Any:
     """W x + b on a batch, where W may be a constant object with `@`."""
-    W, b = computed(W), computed(b)
     if isinstance(W, (Operand, np.ndarray)):
         return ops.affine(W, x, b)
     return product(W, x) if b is None else product(W, x) + b[:, None]

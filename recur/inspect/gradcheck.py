@@ -162,7 +162,7 @@ def _moved(leaf: Tensor | Param, by: np.ndarray) -> Iterator[None]:
 
 
 class _Surroundings:
-    """What a call of f may change: states, generators, running statistics."""
+    """What a call of f may change: states, generators, masks, running statistics."""
 
     def __init__(self, held: Any) -> None:
         self._layers = [(layer, layer.running_state()) for _, layer in modules(held)]
@@ -171,6 +171,9 @@ class _Surroundings:
             (generator, copy.deepcopy(generator.bit_generator.state))
             for generator in generators(held).values()
         ]
+        # Layers that keep a mask for a window give and take it by these two methods.
+        keepers: list[Any] = [layer for _, layer in modules(held) if hasattr(layer, "held_masks")]
+        self._masks = [(layer, layer.held_masks()) for layer in keepers]
 
     def put_back(self) -> None:
         for layer, state in self._layers:
@@ -179,3 +182,5 @@ class _Surroundings:
             array[...] = before
         for generator, before in self._generators:
             generator.bit_generator.state = before
+        for layer, masks in self._masks:
+            layer.hold_masks(masks)

@@ -192,7 +192,8 @@ class _Reader:
         data = self._file.data(obj, form.size, count)
         dtype = _dtype(form)
         if dtype is not None:
-            return julia.as_numbers(data, dtype).reshape(shape, order="F")
+            numbers = julia.as_numbers(data, dtype).astype(dtype.newbyteorder("="), copy=False)
+            return numbers.reshape(shape, order="F")
         self._file.spend(data.size)
         raw = data.tobytes()
         elements: list[Any] = []

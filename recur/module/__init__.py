@@ -1,6 +1,16 @@
 """What a model is made of: named parameters, walking, modes, saving, copying, printing."""
 
-from recur.module.base import Module, copy_into, detached, is_active, label, numeric
+from recur.module.base import (
+    Computed,
+    Module,
+    copy_into,
+    detached,
+    is_active,
+    label,
+    numeric,
+    raw_name,
+    raw_weights,
+)
 from recur.module.copies import destructure, f32, f64
 from recur.module.initialisers import (
     child_generator,
@@ -39,6 +49,7 @@ from recur.module.shapes import outputsize, shape_after
 from recur.module.walking import children, walk
 
 __all__ = [
+    "Computed",
     "Module",
     "Params",
     "buffers",
@@ -76,6 +87,8 @@ __all__ = [
     "orthogonal",
     "outputsize",
     "params",
+    "raw_name",
+    "raw_weights",
     "register",
     "seed",
     "shape_after",

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from reprlib import recursive_repr
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from recur.errors import ShapeError
 from recur.tape import Operand, Param, Tensor, current, peek
+
+
+class Computed(Protocol):
+    """How a weight is made from the parameter that stands for it, at each use."""
+
+    def weight(self, raw: Any) -> Any:
+        """The weight, a Tensor, an array, or `raw` itself."""
 
 
 class Module:
@@ -35,8 +45,24 @@ class Module:
     transient: ClassVar[frozenset[str]] = frozenset()
     positional: ClassVar[tuple[str, ...]] = ()
     takes_lists: ClassVar[bool] = False
+    computed_weights: Mapping[str, Computed] = MappingProxyType({})
+
+    if not TYPE_CHECKING:  # type checkers know the attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self.computed_weights:
+                raw = self.__dict__[raw_name(name)]
+                return raw if _reading.raw else self.computed_weights[name].weight(raw)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, new: Any) -> None:
+        if name in self.computed_weights:
+            name = raw_name(name)
+            if new is None:
+                raise TypeError(
+                    f"{type(self).__name__}.{name} is a parameter that a weight is computed from; "
+                    "it cannot be None. Nothing was changed."
+                )
         if type(new) is Param:
             new.name = new.name or f"{type(self).__name__}.{name}"
         else:
@@ -45,6 +71,34 @@ class Module:
                 copy_into(old, new)
                 return
         object.__setattr__(self, name, new)
+
+    def holds_param(self, name: str) -> bool:
+        """Whether attribute `name` is a parameter, or computed from one."""
+        stored = raw_name(name) if name in self.computed_weights else name
+        return type(self.__dict__.get(stored)) is Param
+
+    def compute_weight(self, name: str, how: Computed) -> None:
+        """From now on `self.name` is computed at each use by `how.weight(raw)`.
+
+        The parameter itself, `raw`, takes the name `<name>_raw`, in the same place.  Assigning to
+        either name writes the parameter.
+        """
+        self._rename(name, raw_name(name), {**self.computed_weights, name: how})
+
+    def restore_weight(self, name: str) -> None:
+        """Undoes `compute_weight`: the parameter has its old name again."""
+        left = {other: how for other, how in self.computed_weights.items() if other != name}
+        self._rename(raw_name(name), name, left)
+
+    def _rename(self, old: str, new: str, computed: dict[str, Computed]) -> None:
+        param = self.__dict__[old]
+        if type(param) is Param and param.name.endswith(f".{old}"):
+            param.name = param.name.removesuffix(old) + new
+        held = {new if key == old else key: part for key, part in self.__dict__.items()}
+        held.pop("computed_weights", None)
+        if computed:
+            held["computed_weights"] = computed
+        object.__setattr__(self, "__dict__", held)
 
     def fields(self) -> list[tuple[str, Any]]:
         """What this object holds, by name, in the order in which parameters are listed."""
@@ -82,7 +136,7 @@ class Module:
 
     def parts(self) -> list[tuple[str, Any]]:
         """What this layer is made of, to print: each with the name to show before it, or ""."""
-        return list(_parts(self.fields()))
+        return list(_parts([x for x in self.fields() if x[0] != "computed_weights"]))
 
     def describe(self) -> str:
         """One line: the kind of layer and its sizes, or what it is made of."""
@@ -110,7 +164,8 @@ class Module:
 
     @recursive_repr("...")
     def __repr__(self) -> str:
-        return self.describe()
+        with raw_weights():
+            return self.describe()
 
     def __getstate__(self) -> dict[str, Any]:
         return {n: detached(x) for n, x in attributes(self) if n not in self.transient}
@@ -122,6 +177,28 @@ class Module:
     def __copy__(self) -> Module:
         # A shallow copy would own the same parameters, and stepping it would move both states.
         return copy.deepcopy(self)
+
+
+def raw_name(name: str) -> str:
+    """The name of the parameter from which weight `name` is computed."""
+    return f"{name}_raw"
+
+
+class _Reading(threading.local):
+    raw = False
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def raw_weights() -> Iterator[None]:
+    """Inside, a computed weight reads as its parameter: for what asks for sizes only."""
+    before, _reading.raw = _reading.raw, True
+    try:
+        yield
+    finally:
+        _reading.raw = before
 
 
 # What `layer.name = new` copies into a Param; anything else (None, a layer, a structured matrix)

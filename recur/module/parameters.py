@@ -72,9 +72,13 @@ def buffers(model: Any) -> dict[str, np.ndarray]:
 
 
 def generators(model: Any) -> dict[str, np.random.Generator]:
-    """The generators of a model's random layers by the path of the layer."""
-    found = {path: getattr(layer, "generator", None) for path, layer in modules(model)}
-    return {path: g for path, g in found.items() if isinstance(g, np.random.Generator)}
+    """The generators of a model's random layers by the path of the layer, each once."""
+    found: dict[int, tuple[str, np.random.Generator]] = {}
+    for path, layer in modules(model):
+        held = getattr(layer, "generator", None)
+        if isinstance(held, np.random.Generator):
+            found.setdefault(id(held), (path, held))
+    return dict(found.values())
 
 
 def state_dict(model: Any, include_state: bool = False) -> dict[str, np.ndarray]:

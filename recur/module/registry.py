@@ -14,7 +14,7 @@ import numpy as np
 
 from recur import ops
 from recur.errors import FormatError, RecurError, StateError
-from recur.module.base import Module
+from recur.module.base import Module, raw_weights
 from recur.module.initialisers import rebuilding
 from recur.module.parameters import ties
 from recur.module.walking import children, walk
@@ -147,9 +147,11 @@ class _Writer:
                 "and give it a config() that returns its constructor's arguments."
             )
         self.numbers[id(layer)] = len(self.numbers)
+        with raw_weights():
+            options = layer.config()
         config = {
             name: self.write(f"{path}.{name}" if path else name, option)
-            for name, option in layer.config().items()
+            for name, option in options.items()
         }
         return {"$layer": cls.kind, "version": cls.version, "config": config}
 

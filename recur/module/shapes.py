@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recur.errors import ShapeError
-from recur.module.base import Module
+from recur.module.base import Module, raw_weights
 from recur.module.parameters import modules
 from recur.tape import paused, peek
 
@@ -36,7 +36,8 @@ def outputsize(model: Any, *sizes: Sequence[int]) -> Shape:
 def shape_after(layer: Any, *shapes: Shape) -> Shape:
     """`outputsize` for shapes that are known to be good; containers pass them on with it."""
     if isinstance(layer, Module) and type(layer).output_shape is not Module.output_shape:
-        return layer.output_shape(*shapes)
+        with raw_weights():
+            return layer.output_shape(*shapes)
     for path, inner in modules(layer):
         if hasattr(inner, "active") or _is_stateful(inner):
             raise TypeError(

@@ -7,17 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from recur import _kernels
-from recur.ops.elementwise import sigmoid, tanh
+from recur.ops.elementwise import logistic, sigmoid, tanh
 from recur.ops.table import operation, unary
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543773
 _GELU = 0.7978845608028654  # sqrt(2 / pi)
 _GELU_CUBIC = 0.044715
-
-
-def _sigmoid(x: Any) -> np.ndarray:
-    return _kernels.sigmoid(np.asarray(x)) if np.asarray(x).dtype.kind == "f" else sigmoid(x)
 
 
 def _inside(x: Any, low: float, high: float) -> Any:
@@ -47,13 +42,13 @@ def _gelu_gradient(g: Any, x: Any) -> Any:
 
 
 def _swish_gradient(g: Any, x: Any) -> Any:
-    s = _sigmoid(x)
+    s = logistic(x)
     return g * (s + x * s * (1 - s))
 
 
 def _mish_gradient(g: Any, x: Any) -> Any:
     t = np.tanh(_softplus(x))
-    return g * (t + x * (1 - t * t) * _sigmoid(x))
+    return g * (t + x * (1 - t * t) * logistic(x))
 
 
 # fmt: off
@@ -80,10 +75,10 @@ hardswish = unary(
     lambda g, x: g * np.where(x > 3, 1, np.where(x > -3, x / 3 + 0.5, 0)), keeps="x")
 softplus = unary(
     "softplus", "log(1 + e ** x). Gradient: g sigmoid(x).", _softplus,
-    lambda g, x: g * _sigmoid(x), keeps="x")
+    lambda g, x: g * logistic(x), keeps="x")
 logsigmoid = unary(
     "logsigmoid", "log(sigmoid(x)). Gradient: g sigmoid(-x).", _log_sigmoid,
-    lambda g, x: g * _sigmoid(-x), keeps="x")
+    lambda g, x: g * logistic(-x), keeps="x")
 softsign = unary(
     "softsign", "x / (1 + |x|). Gradient: g / (1 + |x|)**2.", lambda x: x / (1 + np.abs(x)),
     lambda g, x: g / np.square(1 + np.abs(x)), keeps="x")
@@ -96,7 +91,7 @@ gelu = unary(
     "gelu", "x (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3))) / 2 (Hendrycks and Gimpel 2016).",
     lambda x: 0.5 * x * (1 + _gelu_tanh(x)), _gelu_gradient, keeps="x")
 swish = unary(
-    "swish", "x sigmoid(x). Gradient: g (s + x s (1 - s)).", lambda x: x * _sigmoid(x),
+    "swish", "x sigmoid(x). Gradient: g (s + x s (1 - s)).", lambda x: x * logistic(x),
     _swish_gradient, keeps="x")
 mish = unary(
     "mish", "x tanh(softplus(x)) (Misra 2019).", lambda x: x * np.tanh(_softplus(x)),

@@ -138,10 +138,6 @@ def getitem(x: Any, key: Any) -> Any:
 add_row(_GETITEM, getitem)
 
 
-def _feature_first(shape: Sequence[int], arrays: Sequence[Any]) -> np.ndarray:
-    return np.empty(shape, np.result_type(*arrays), order="F")
-
-
 class _Concatenate(Op):
     __slots__ = ()
 
@@ -157,19 +153,43 @@ _CONCATENATE = _Concatenate("concatenate")
 
 
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Any:
-    """The arrays joined along an axis they have. Gradient: each gets its part of g."""
+    """The arrays joined along an axis they have. Gradient: each gets its part of g.
+
+    Raises `ShapeError` if they differ on another axis.
+    """
+    xs = list(xs)
     inputs = sources(xs)
-    if tape.current() is None or not any_traced(inputs):
-        return np.concatenate([value(x) for x in xs], axis=axis)
     arrays = [np.asarray(peek(x)) for x in xs]
-    if arrays[0].ndim == 0:
-        raise ShapeError("concatenate: the arrays have no axes, expected 1 or more. Use stack.")
-    shape = list(arrays[0].shape)
-    sizes = [a.shape[axis] for a in arrays if a.ndim == len(shape)]
+    shape = _common_shape("concatenate", arrays, axis)
+    sizes = [a.shape[axis] for a in arrays]
     shape[axis] = int(np.sum(sizes))
-    out = _feature_first(shape, arrays)
-    np.concatenate(arrays, axis=axis, out=out)
-    return record_one(_CONCATENATE, inputs, out, (axis, sizes))
+    joined = np.concatenate(arrays, axis=axis, out=_features_first(shape, arrays))
+    if tape.current() is None or not any_traced(inputs):
+        return joined
+    return record_one(_CONCATENATE, inputs, joined, (axis, sizes))
+
+
+def _common_shape(name: str, arrays: list[np.ndarray], but_for: int | None = None) -> list[int]:
+    """The shape that all have, on every axis but one."""
+
+    def rest(array: np.ndarray) -> list[int]:
+        shape = list(array.shape)
+        if but_for is not None:
+            del shape[but_for]
+        return shape
+
+    fit = bool(arrays)
+    if but_for is not None:
+        fit = fit and all(-a.ndim <= but_for < a.ndim for a in arrays)
+    if not fit or any(rest(a) != rest(arrays[0]) for a in arrays):
+        where = "" if but_for is None else f", except on axis {but_for}"
+        shapes = ", ".join(str(a.shape) for a in arrays) or "no arrays"
+        raise ShapeError(f"{name}: {shapes} were given, expected one common shape{where}.")
+    return list(arrays[0].shape)
+
+
+def _features_first(shape: list[int], arrays: list[np.ndarray]) -> np.ndarray:
+    return np.empty(shape, np.result_type(*arrays), order="F")
 
 
 add_row(_CONCATENATE, concatenate, np.concatenate)
@@ -191,22 +211,18 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     """The arrays joined along a new axis; axis=-1 makes a sequence (F, B, T) of steps (F, B).
 
     Laid out features first, whatever the axis. Gradient: each gets its slice of g.
+
+    Raises `ShapeError` if their shapes differ.
     """
     xs = list(xs)
     inputs = sources(xs)
-    if tape.current() is None or not any_traced(inputs):
-        return _stacked([np.asarray(peek(x)) for x in xs], axis)
-    return record_one(_STACK, inputs, _stacked([np.asarray(peek(x)) for x in xs], axis), axis)
-
-
-def _stacked(arrays: list[np.ndarray], axis: int) -> np.ndarray:
-    if not arrays:
-        raise ShapeError("stack: there are no arrays, expected at least one.")
-    shape = list(arrays[0].shape)
+    arrays = [np.asarray(peek(x)) for x in xs]
+    shape = _common_shape("stack", arrays)
     shape.insert(axis % (len(shape) + 1), len(arrays))
-    out = _feature_first(shape, arrays)
-    np.stack(arrays, axis=axis, out=out)
-    return out
+    stacked = np.stack(arrays, axis=axis, out=_features_first(shape, arrays))
+    if tape.current() is None or not any_traced(inputs):
+        return stacked
+    return record_one(_STACK, inputs, stacked, axis)
 
 
 add_row(_STACK, stack, np.stack)

@@ -15,8 +15,8 @@ import numpy as np
 from recur import tape
 from recur.ops import arrays, elementwise, products, reductions
 from recur.ops.activations import identity
-from recur.ops.table import NUMPY, TABLE, parameters_of
-from recur.tape import Operand, Tensor, peek, traced, value
+from recur.ops.table import NUMPY, parameters_of
+from recur.tape import Operand, peek, traced, value
 
 # fmt: off
 # Functions of the value only: piecewise constant, so nothing is lost with the gradient.
@@ -32,7 +32,7 @@ _VALUE_ONLY: frozenset[Callable[..., Any]] = frozenset({
     np.shares_memory, np.may_share_memory, np.array_repr, np.array_str, np.array2string,
 })
 # fmt: on
-_OPTIONS = {function: parameters_of(call) for function, call in NUMPY.items()}
+_PARAMETERS = {function: parameters_of(call) for function, call in NUMPY.items()}
 
 
 def _traced_anywhere(x: Any) -> bool:
@@ -74,14 +74,17 @@ def _array_function(
         return function(*value(args), **value(options))
     if function in _VALUE_ONLY:
         return function(*value(args), **value(options))
+    if function is np.where and len(args) == 1:
+        return np.where(*value(args))  # the places where it is not 0
     call = NUMPY.get(function)
-    if call is None or (function is np.where and len(args) == 1):
-        if function is np.where:
-            return np.where(*value(args))
+    if call is None:
         raise _refusal(function)
-    unknown = options.keys() - _OPTIONS[function]
+    names, positional = _PARAMETERS[function]
+    unknown = [f"{name}=" for name in options if name not in names]
+    if len(args) > positional:
+        unknown.append(f"{len(args)} positional arguments")
     if unknown:
-        raise _refusal(function, f"has no gradient here with {', '.join(sorted(unknown))}=")
+        raise _refusal(function, f"has no gradient here with {', '.join(unknown)}")
     return call(*args, **options)
 
 
@@ -142,14 +145,15 @@ def _compared(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
     return lambda self, other: ufunc(peek(self), value(other))
 
 
-def _refused_operator(name: str) -> Callable[..., Any]:
-    def refuse(self: Operand, *others: Any) -> Any:
-        operands = (self, *others)
-        if tape.current() is not None and _traced_anywhere(operands):
-            raise _refusal(getattr(np, name))
-        return getattr(np, name)(*map(value, operands))
+def _refused(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    """An operator that has no gradient: for values only."""
 
-    return refuse
+    def operate(self: Any, other: Any) -> Any:
+        if tape.current() is not None and _traced_anywhere((self, other)):
+            raise _refusal(ufunc)
+        return ufunc(value(self), value(other))
+
+    return operate
 
 
 def _reshape_method(self: Operand, *shape: Any, order: str = "C") -> Any:
@@ -181,7 +185,7 @@ def _install() -> None:
         "matmul": products.matmul,
     }
     members: dict[str, Any] = {
-        **{f"__{name}__": _binary_operator(call) for name, call in binary.items()},
+        **{f"__{name}__": call for name, call in binary.items()},
         **{f"__r{name}__": _swapped(call) for name, call in binary.items()},
         "__neg__": elementwise.negative,
         "__pos__": identity,
@@ -192,10 +196,10 @@ def _install() -> None:
         "__le__": _compared(np.less_equal),
         "__gt__": _compared(np.greater),
         "__ge__": _compared(np.greater_equal),
-        "__floordiv__": _refused_operator("floor_divide"),
-        "__rfloordiv__": _swapped(_refused_operator("floor_divide")),
-        "__mod__": _refused_operator("remainder"),
-        "__rmod__": _swapped(_refused_operator("remainder")),
+        "__floordiv__": _refused(np.floor_divide),
+        "__rfloordiv__": _swapped(_refused(np.floor_divide)),
+        "__mod__": _refused(np.remainder),
+        "__rmod__": _swapped(_refused(np.remainder)),
         "__hash__": object.__hash__,
         "__getitem__": arrays.getitem,
         "__iter__": _iterate,
@@ -221,10 +225,4 @@ def _install() -> None:
         setattr(Operand, name, member)
 
 
-def _binary_operator(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An operator of a class, which a plain function is as it stands."""
-    return call
-
-
 _install()
-assert TABLE and Tensor.__add__ is elementwise.add

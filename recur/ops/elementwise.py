@@ -40,6 +40,9 @@ def _logistic(x: Any) -> Any:
     return np.where(np.less(x, 0), e, 1) / (1 + e)
 
 
+logistic = _fast(_kernels.sigmoid, _logistic)
+
+
 def _power(a: Any, b: Any) -> Any:
     return a**b if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else np.power(a, b)
 
@@ -148,7 +151,7 @@ tanh = unary(
     "tanh", "The hyperbolic tangent. Gradient: g (1 - y**2).", _fast(_kernels.tanh, np.tanh),
     lambda g, y: g * (1 - y * y), keeps="y", numpy=(np.tanh,))
 sigmoid = unary(
-    "sigmoid", "1 / (1 + e ** -x). Gradient: g y (1 - y).", _fast(_kernels.sigmoid, _logistic),
+    "sigmoid", "1 / (1 + e ** -x). Gradient: g y (1 - y).", logistic,
     lambda g, y: g * (y * (1 - y)), keeps="y")
 # fmt: on
 

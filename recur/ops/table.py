@@ -21,6 +21,7 @@ from recur import tape
 from recur.tape import (
     Node,
     Op,
+    Operand,
     Param,
     Sweep,
     Tensor,
@@ -77,6 +78,11 @@ def unbroadcast(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return g.sum(axis=axes, keepdims=True) if axes else g
 
 
+def _array_or_number(x: Any) -> Any:
+    """A list as an array, anything else as it is."""
+    return np.asarray(x) if isinstance(x, list | tuple) else x
+
+
 def constant(x: Any) -> Any:
     """An untraced operand, as a number or a real array; a `TypeError` names anything else."""
     x = peek(x)
@@ -119,7 +125,7 @@ def unary(
 
     def call(x: Any) -> Any:
         if tape.current() is None or (source := traced(x)) is None:
-            return forward(peek(x))
+            return forward(_array_or_number(peek(x)))
         y = forward(peek(x))
         return record_one(op, (source,), y, save(x) if keeps_x else y if keeps_y else None)
 
@@ -129,34 +135,24 @@ def unary(
     return add_row(op, call, *numpy)
 
 
+_NOTHING = (None, None, None)
+
+
 class _Binary(Op):
     """An elementwise operation on two arrays: `left(g, a, b, y)` and `right(g, a, b, y)`."""
 
-    __slots__ = ("keeps", "left", "right")
+    __slots__ = ("left", "right")
 
-    def __init__(self, name: str, left: Callable, right: Callable, keeps: tuple[str, str]) -> None:
+    def __init__(self, name: str, left: Callable, right: Callable) -> None:
         super().__init__(name)
         self.left, self.right = left, right
-        both = keeps[0] + keeps[1]
-        # By which of the two are traced: what the gradients need kept.
-        self.keeps = {
-            (left_traced, right_traced): tuple(letter in kept for letter in "aby")
-            for left_traced, right_traced, kept in (
-                (True, False, keeps[0]),
-                (False, True, keeps[1]),
-                (True, True, both),
-            )
-        }
 
     def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
         g = grads[0]
         assert node.inputs is not None
         left, right = node.inputs
-        if node.saved is None:
-            a = b = y = None
-        else:
-            a, b, y = node.saved
-            a, b = restore(a), restore(b)
+        a, b, y = node.saved
+        a, b = restore(a), restore(b)
         if left is not None:
             da = unbroadcast(self.left(g, a, b, y), left.shape)
             sweep.add(left, da, own=da is not g)
@@ -179,9 +175,11 @@ def binary(
 
     `keeps` names for each of the two gradients what it needs of "a", "b" and "y".
     """
-    op = _Binary(name, left, right, keeps)
-    nothing = keeps == ("", "")
-    kept = op.keeps
+    op = _Binary(name, left, right)
+    keeps_nothing = not any(keeps)
+    if_left, if_right, if_both = (  # whether to keep a, b and y, by which of a and b are traced
+        tuple(letter in needed for letter in "aby") for needed in (*keeps, keeps[0] + keeps[1])
+    )
 
     def call(a: Any, b: Any) -> Any:
         if tape.current() is None:
@@ -194,11 +192,12 @@ def binary(
         elif source_b is None:
             b = constant(b)
         y = forward(peek(a), peek(b))
-        if nothing:
-            return record_one(op, (source_a, source_b), y, None)
-        keep_a, keep_b, keep_y = kept[source_a is not None, source_b is not None]
-        saved = (save(a) if keep_a else None, save(b) if keep_b else None, y if keep_y else None)
-        return record_one(op, (source_a, source_b), y, saved)
+        inputs = source_a, source_b
+        if keeps_nothing:
+            return record_one(op, inputs, y, _NOTHING)
+        keep = if_right if source_a is None else if_left if source_b is None else if_both
+        saved = (save(a) if keep[0] else None, save(b) if keep[1] else None, y if keep[2] else None)
+        return record_one(op, inputs, y, saved)
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "recur.ops"  # where pickle finds it again
@@ -251,8 +250,13 @@ def operation(
 
         @functools.wraps(forward)
         def call(x: Any, *args: Any, **options: Any) -> Any:
+            if args:
+                args = tuple(_option(name, arg) for arg in args)
+            if options:
+                options = {key: _option(name, option) for key, option in options.items()}
             if tape.current() is None or (source := traced(x)) is None:
-                return forward(value(x) if view else peek(x), *args, **options)
+                x = value(x) if view else peek(x)
+                return forward(_array_or_number(x), *args, **options)
             y = forward(peek(x), *args, **options)
             if view and type(x) is Param:
                 y = y.copy(order="K")
@@ -262,6 +266,18 @@ def operation(
         return add_row(op, call, *numpy)  # type: ignore[return-value]
 
     return decorate
+
+
+def _option(name: str, x: Any) -> Any:
+    """An option as a plain value; an array is copied, since its owner may write into it."""
+    if isinstance(x, Operand) and tape.current() is not None and traced(x) is not None:
+        raise TypeError(
+            f"{name}: only its array takes gradient, and an option is a recorded "
+            f"{type(x).__name__}. Compose it from other operations (clip from maximum and "
+            "minimum), or pass recur.value(t)."
+        )
+    x = peek(x)
+    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 def sources(xs: Any) -> tuple[Tensor | Param | None, ...]:
@@ -274,6 +290,8 @@ def any_traced(inputs: tuple[Tensor | Param | None, ...]) -> bool:
     return any(x is not None for x in inputs)
 
 
-def parameters_of(call: Callable[..., Any]) -> frozenset[str]:
-    """The names of the arguments of a function."""
-    return frozenset(inspect.signature(call).parameters)
+def parameters_of(call: Callable[..., Any]) -> tuple[frozenset[str], int]:
+    """The names of a function's arguments, and how many may be given by position."""
+    parameters = inspect.signature(call).parameters
+    by_position = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    return frozenset(parameters), len(by_position)

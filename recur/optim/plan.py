@@ -29,13 +29,11 @@ class Leaf:
 
     __slots__ = ("count", "frozen", "param", "path", "rules", "states")
 
-    def __init__(
-        self, path: str, param: Param, rules: tuple[Rule, ...], states: list[State]
-    ) -> None:
+    def __init__(self, path: str, param: Param, rules: tuple[Rule, ...]) -> None:
         self.path = path
         self.param = param
         self.rules = rules
-        self.states = states
+        self.states = [_started(rule, path, param) for rule in rules]
         self.count = 0
         self.frozen = False
 
@@ -81,6 +79,16 @@ class Leaf:
                     mine[name] = np.array(theirs[name], array.dtype, order="K")
                 else:
                     mine[name] = type(array)(theirs[name])
+
+
+def _started(rule: Rule, path: str, param: Param) -> State:
+    state = rule.init(param.value)
+    if rule.elementwise and any(np.shape(array) != param.shape for array in state.values()):
+        raise ShapeError(
+            f"{type(rule).__name__}: the state of {path} must be arrays of its shape {param.shape} "
+            "and nothing else, as the rule is elementwise. Numbers belong to rules that are not."
+        )
+    return state
 
 
 def _is_data(number: Any) -> bool:
@@ -239,7 +247,7 @@ class Segment:
     def writing(self) -> Iterator[np.ndarray]:
         """Yields the memory of all leaves as one array; each counts as changed."""
         with ExitStack() as stack:
-            if self.flat is not None and self.flat.array.size == self.size:
+            if self.as_vector and self.flat is not None and self.flat.array.size == self.size:
                 stack.enter_context(self.flat.writing())
                 yield self._vector(self.views)
                 return
@@ -314,6 +322,7 @@ class Segment:
                 block -= dx
         for leaf in self.leaves:
             leaf.count += 1
+        self.g = self.views[0]  # lets go of the gradient
 
     def _steps(self, stage: range) -> Iterator[tuple[slice | EllipsisType, np.ndarray]]:
         t = self.leaves[0].count + 1

@@ -46,10 +46,7 @@ class OptimiserState:
     def __init__(self, rule: Rule, params: Mapping[str, Param]) -> None:
         self._rule = rule
         rules = flattened(rule)
-        self._by_path = {
-            path: Leaf(path, p, rules, [one.init(p.value) for one in rules])
-            for path, p in params.items()
-        }
+        self._by_path = {path: Leaf(path, p, rules) for path, p in params.items()}
         self._by_param = {id(leaf.param): leaf for leaf in self._by_path.values()}
         self._step = 0
         self._plan: Plan | None = None

@@ -6,6 +6,7 @@ from recur.recurrent.layers import GRU, LSTM, RNN, GRUv3
 from recur.recurrent.recur import Recur
 from recur.recurrent.scan import scan
 from recur.recurrent.state import START
+from recur.recurrent.tbptt import tbptt
 
 __all__ = [
     "GRU",
@@ -22,5 +23,6 @@ __all__ = [
     "scan",
     "set_states",
     "states",
+    "tbptt",
     "truncate",
 ]

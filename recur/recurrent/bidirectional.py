@@ -121,6 +121,9 @@ class Bidirectional(Module):
             stacklevel=3,
         )
 
+    def parts(self) -> list[tuple[str, Any]]:
+        return [("", self.forward), ("", self.backward)]
+
     def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
         ahead, behind = self.forward.output_shape(*shapes), self.backward.output_shape(*shapes)
         return (ahead[0] + behind[0], *ahead[1:])

@@ -26,7 +26,7 @@ from recur.recurrent.state import (
     value_of,
 )
 from recur.recurrent.walk import Options, walk_cell, walk_function
-from recur.tape import Operand, Param, Tensor, current, peek
+from recur.tape import Operand, Param, Tape, Tensor, current, peek
 
 _CHOICES = {
     "init_grad": ("step", "scope"),
@@ -230,6 +230,12 @@ class Recur(Module):
         if self._state is not START:
             object.__setattr__(self, "_state", self._plain(self._state))
 
+    def plain_state(self) -> Any:
+        """The state as `put` takes it, without history: the object itself if it has none."""
+        state = self._state
+        leaves = () if state is START else (leaf for _, leaf in named_leaves(state, ""))
+        return self._plain(state) if any(map(is_recorded, leaves)) else state
+
     def _plain(self, state: Any) -> Any:
         return plain(state) if self._checked else map_tree(value_of, state)
 
@@ -305,6 +311,9 @@ class Recur(Module):
             )
         try:
             options = Options(lengths, mask, truncate_every, remat)
+            tape = current()
+            if tape is not None and tape.events is not None:
+                self._log_enter(tape)
             if self._checked:
                 y, state = self._walk(xs, options)
             else:
@@ -312,8 +321,10 @@ class Recur(Module):
                     y, state = self._walk_function(xs, options)
             if state is not None:
                 self.put(state)
-            if (tape := current()) is not None:
+            if tape is not None:
                 calls.note(self, tape)
+                if tape.events is not None:
+                    tape.log("leave", layer=self, steps=self._steps_of(xs))
         finally:
             self._lock.release()
         return y
@@ -346,6 +357,22 @@ class Recur(Module):
         y, state = walk_function(self.cell, self.title, xs, state, options, layer=self)
         return y.swapaxes(1, 2) if ftb and np.ndim(peek(y)) == 3 else y, state
 
+    def _steps_of(self, xs: tuple) -> int:
+        """How many steps a call on these inputs takes."""
+        x = xs[0]
+        if isinstance(x, (list, tuple)):
+            return len(x)
+        shape, ftb = np.shape(peek(x)), self.layout == "ftb"
+        if len(shape) == 3:
+            return shape[1 if ftb else 2]
+        return shape[1] if ftb and len(shape) == 2 and self._checked else 1
+
+    def _log_enter(self, tape: Tape) -> None:
+        """Notes from which state a call starts."""
+        leaves = () if self.at_start else (leaf for _, leaf in named_leaves(self._state, ""))
+        recorded = [leaf for leaf in leaves if is_recorded(leaf)]
+        tape.log("enter", layer=self, inputs=recorded, at_start=self.at_start)
+
     def _enter(self, batch: int) -> tuple:
         """The parts of the state, (n_out, batch), from which a call on this batch starts."""
         state = self._state
@@ -356,9 +383,9 @@ class Recur(Module):
         if held == (batch,):
             if type(part) is Tensor:
                 self._check_scope(part)
-            return state if self.init_grad == "step" else self._watched(state, batch)
+            return state if self.init_grad == "step" else self._over(state, batch)
         if held == ():
-            return self._watched(state, batch)
+            return self._over(state, batch)
         if self.on_batch_change == "reset":
             return self._from_init(batch)
         if self.on_batch_change == "broadcast" and held == (1,):
@@ -377,7 +404,7 @@ class Recur(Module):
     def _from_init(self, batch: int) -> tuple:
         parts = as_parts(self.cell, self._init)
         if not self._is_linked():
-            return self._watched(tuple(map(value_of, parts)), batch)
+            return self._over(tuple(map(value_of, parts)), batch)
         return tuple(begin(part, (part.shape[0], batch), self) for part in parts)
 
     def _is_linked(self) -> bool:
@@ -385,22 +412,33 @@ class Recur(Module):
         tape = current()
         return self.init_grad == "step" or tape is None or self._reset_in == tape.serial
 
-    def _watched(self, parts: tuple, batch: int) -> tuple:
-        """`parts` over the batch; with `init_grad="scope"` the first of a scope take gradient."""
+    def _watched(self, state: Any) -> Any:
+        """`state`, through leaves that take its gradient if `init_grad="scope"` asks for it.
+
+        Only the state with which a scope is entered is one.
+        """
         tape = current()
-        if tape is not None and self.init_grad == "scope" and not is_recorded(parts[0]):
-            if id(self) not in tape.starts:
-                inits = as_parts(self.cell, self._init)
-                params = tuple(part for part in inits if type(part) is Param)
-                tape.watch_state(self, parts if len(parts) > 1 else parts[0], params)
-                object.__setattr__(self, "_entered", (tape.serial, self._state))
-            serial, entering = self._entered
-            if serial == tape.serial and entering is self._state:  # no step was completed since
-                leaves = tape.starts[id(self)].leaves
-                parts = leaves if len(parts) > 1 else (leaves,)
+        if tape is None or self.init_grad == "step":
+            return state
+        leaves = [leaf for _, leaf in named_leaves(state, "")]
+        if any(map(is_recorded, leaves)):
+            return state
+        watchable = all(isinstance(x, np.ndarray) and x.dtype.kind == "f" for x in leaves)
+        if id(self) not in tape.starts:
+            inits = dict(named_leaves(self._init, "")).values()
+            params = tuple(init for init in inits if type(init) is Param)
+            tape.watch_state(self, state if watchable else (), params)
+            object.__setattr__(self, "_entered", (tape.serial, self._state))
+        serial, entering = self._entered
+        still_entering = serial == tape.serial and entering is self._state
+        return tape.starts[id(self)].leaves if watchable and still_entering else state
+
+    def _over(self, parts: tuple, batch: int) -> tuple:
+        """The parts of a state over the batch; a state of one part is watched without its tuple."""
+        watched = self._watched(parts if len(parts) > 1 else parts[0])
         return tuple(
             part if part.shape[1:] == (batch,) else begin(part, (part.shape[0], batch), self)
-            for part in parts
+            for part in (watched if len(parts) > 1 else (watched,))
         )
 
     def _check_scope(self, part: Tensor) -> None:
@@ -411,10 +449,12 @@ class Recur(Module):
             )
 
     def _enter_function(self) -> Any:
+        """The state from which a call of a cell that is no `Cell` starts."""
         if self._state is not START:
-            return self._state if current() is not None else map_tree(value_of, self._state)
-        if current() is None:
-            return map_tree(value_of, self._init)
+            state = self._state if current() is not None else map_tree(value_of, self._state)
+            return self._watched(state)
+        if current() is None or not self._is_linked():
+            return self._watched(map_tree(value_of, self._init))
         return map_tree(
             lambda x: begin(x, x.shape, self) if type(x) is Param else value_of(x), self._init
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from recur.cells import Cell, begin, own_state
-from recur.errors import BatchSizeError, StateError
+from recur.cells import Cell, fit_batch, own_state
+from recur.errors import StateError
 from recur.module import label
 from recur.recurrent.state import map_tree, owned
 from recur.recurrent.walk import Options, walk_cell, walk_function
@@ -27,8 +28,8 @@ def scan(
 
     cell   a `Cell`, or any `state, y = cell(state, x)`
     X      (n_in, B, T), which gives (n_out, B, T), or a list of steps, which gives a list
-    state  where to start: parts (n_out,) or (n_out, B), which may get a gradient.  None: the cell's
-           zeros.  The last state has a batch axis
+    state  where to start: parts (n_out,) or (n_out, B), which may get a gradient; broadcast as by
+           the cell.  None: the cell's zeros.  The last state has a batch axis
 
     The other options, and errors, as for `Recur`.
     """
@@ -39,17 +40,7 @@ def scan(
         state = cell.initial_state()
     if isinstance(cell, Cell) and type(cell).__call__ is Cell.__call__:
         given = own_state(cell, cell.title, state)
-
-        def enter(batch: int) -> tuple:
-            if given[0].ndim == 2 and given[0].shape[1] != batch:
-                raise BatchSizeError(
-                    f"{cell.title}: the state holds batch {given[0].shape[1]}, x has batch {batch}."
-                    " Pass a state of that batch, or one without a batch axis."
-                )
-            return tuple(
-                part if part.ndim == 2 else begin(part, (part.shape[0], batch)) for part in given
-            )
-
+        enter = functools.partial(fit_batch, cell, cell.title, given)
         Y, last = walk_cell(cell, cell.title, X, enter, options)
         last = cell.wrap(given if last is None else last)
     else:

@@ -175,7 +175,7 @@ def _walk_sequence(
     for part in parts(T, alive, options.truncate_every):
         if part.cut:
             state = plain(state)
-            log_cut(layer)
+            log_cut(layer, part.start)
         whole = part.stop - part.start == T
         x = X if whole else X[:, :, part.start : part.stop]
         state, Y = cell.run_sequence(x, state, part.lengths, options.remat, layer)
@@ -183,10 +183,11 @@ def _walk_sequence(
     return ys[0] if len(ys) == 1 else ops.concatenate(ys, axis=-1), state
 
 
-def log_cut(layer: object) -> None:
+def log_cut(layer: object, step: int) -> None:
+    """Notes that history was cut inside a call, before this step of it."""
     tape = current()
     if tape is not None and tape.events is not None:
-        tape.log("cut", layer=layer)
+        tape.log("cut", layer=layer, step=step)
 
 
 # ---------------------------------------------------------------------- cells of the user
@@ -234,7 +235,7 @@ def walk_function(
     for t, inputs in enumerate(steps):
         if options.truncate_every and t and t % options.truncate_every == 0:
             state = map_tree(value_of, state)
-            log_cut(layer)
+            log_cut(layer, t)
         if alive is None or alive[:, t].all():
             y, state = _called(cell, title, state, inputs)
         else:

@@ -18,7 +18,6 @@ from recur.tape.nodes import Node, Op
 from recur.tape.params import (
     FlatBuffer,
     Param,
-    Version,
     check_version,
     restore,
     save,
@@ -39,7 +38,6 @@ __all__ = [
     "Sweep",
     "Tape",
     "Tensor",
-    "Version",
     "check_version",
     "current",
     "paused",

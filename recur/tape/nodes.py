@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -21,9 +21,14 @@ class Op:
     index (an output that the loss does not reach is missing), and hands on what the inputs get by
     `sweep.add`, `sweep.buffer` and `sweep.post`.  It may keep or overwrite nothing of `node.saved`
     when `sweep.keep_graph` is set, and it must never write into `grads`.
+
+    A node of a `lasting` operation is never used up: any number of sweeps may pass it, as they may
+    reach a parameter again.  It must leave `node.saved` as it is.
     """
 
     __slots__ = ("name",)
+
+    lasting: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self.name = name

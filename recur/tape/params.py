@@ -9,20 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recur._kernels import Version
 from recur.errors import ShapeError, TapeError
 from recur.tape.values import Operand, Tensor, peek, protected
-
-
-class Version:
-    """A counter that an owner of weights raises at each write."""
-
-    __slots__ = ("count",)
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def bump(self) -> None:
-        self.count += 1
 
 
 class FlatBuffer:
@@ -84,7 +73,7 @@ class Param(Operand):
     is what `backward` has added up, or None.
     """
 
-    __slots__ = ("__weakref__", "_array", "_count", "_flat", "grad", "name", "packed")
+    __slots__ = ("__weakref__", "_array", "_count", "_flat", "_saved", "grad", "name", "packed")
 
     node = None
     index = 0
@@ -102,6 +91,7 @@ class Param(Operand):
         self.packed: Any = None  # what an operation keeps of the present version, for its own use
         self._count = Version()
         self._flat: FlatBuffer | None = None
+        self._saved: _SavedParam | None = None
         self._hold(array)
 
     def _hold(self, array: np.ndarray) -> None:
@@ -243,13 +233,19 @@ def traced(x: Any) -> Tensor | Param | None:
 
 
 class _SavedParam:
-    """A parameter's value as a node needs it: by reference, with the version it then had."""
+    """A parameter's value as nodes need it: by reference, with the version it then had.
 
-    __slots__ = ("param", "version")
+    It refers to the counters, not to the parameter, which keeps it for the next node: no cycle.
+    """
+
+    __slots__ = ("counters", "name", "stamp", "value", "version")
 
     def __init__(self, param: Param) -> None:
-        self.param = param
+        self.stamp = writes.stamp  # read first: a write from here on makes it stale
+        self.value = param._value
+        self.counters = param.counters
         self.version = param.version
+        self.name = param.name
 
 
 def save(x: Any) -> Any:
@@ -261,7 +257,10 @@ def save(x: Any) -> Any:
     if type(x) is Tensor:
         return x._value
     if type(x) is Param:
-        return _SavedParam(x)
+        held = x._saved
+        if held is None or held.stamp != writes.stamp:
+            held = x._saved = _SavedParam(x)
+        return held
     if type(x) is float or type(x) is int:
         return x  # a Python number adapts to the other operand's dtype, an array would not
     return np.array(x, order="K")
@@ -271,15 +270,20 @@ def restore(saved: Any) -> np.ndarray:
     """The value that `save` kept; raises `TapeError` if the parameter was written meanwhile."""
     if type(saved) is not _SavedParam:
         return saved
-    check_version(saved.param, saved.version)
-    return saved.param._value
+    if saved.stamp != writes.stamp and sum(c.count for c in saved.counters) != saved.version:
+        raise _written_since(saved.name)
+    return saved.value
 
 
 def check_version(param: Param, version: int) -> None:
     """Raises `TapeError` if `param` was written since it had `version`."""
     if param.version != version:
-        raise TapeError(
-            f"backward needs the value that {param.name or 'a parameter'} had when it was used, "
-            "and it has been written since. Call backward before the write, or cut the history "
-            "with truncate(model) or reset(model) after it."
-        )
+        raise _written_since(param.name)
+
+
+def _written_since(name: str) -> TapeError:
+    return TapeError(
+        f"backward needs the value that {name or 'a parameter'} had when it was used, and it has "
+        "been written since. Call backward before the write, or cut the history with "
+        "truncate(model) or reset(model) after it."
+    )

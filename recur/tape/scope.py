@@ -59,6 +59,8 @@ def record(
     node = Node(op, inputs, saved, tape)
     if tape.events is not None:
         tape.log(op.name, node=node, layer=layer)
+    if len(outputs) == 1:
+        return [Tensor(outputs[0], node)]
     return [Tensor(array, node, i) for i, array in enumerate(outputs)]
 
 

@@ -12,7 +12,7 @@ from recur import _kernels
 from recur.errors import GraphUsedError, TapeError
 from recur.tape.nodes import LEAF, Node
 from recur.tape.params import Param
-from recur.tape.values import Tensor, peek
+from recur.tape.values import Tensor
 
 if TYPE_CHECKING:
     from recur.tape.scope import Tape
@@ -28,39 +28,49 @@ class _Slot:
     A first gradient is borrowed (`owned` False): the next one that comes is added into a new array.
     """
 
-    __slots__ = ("grad", "owned", "posts", "rows")
+    __slots__ = ("grad", "like", "owned", "posts", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, like: np.ndarray) -> None:
+        self.like = like  # the value whose gradient this is: its shape and dtype
         self.grad: np.ndarray | None = None
         self.owned = False
         self.posts: list[tuple[np.ndarray, np.ndarray | None]] | None = None
         self.rows = 0
 
+    def add(self, grad: np.ndarray, own: bool) -> None:
+        held = self.grad
+        if held is None:
+            if type(grad) is not np.ndarray or grad.dtype != self.like.dtype:
+                grad, own = np.array(grad, self.like.dtype), True
+            self.grad, self.owned = grad, own
+        elif self.owned:
+            held += grad
+        else:
+            self.grad, self.owned = np.add(held, grad, out=np.empty_like(held)), True
+
     def flush(self) -> np.ndarray:
         """Multiplies the posts out, one product for all, and returns the gradient."""
         posts = self.posts
-        if not posts:
-            assert self.grad is not None  # a slot is made to be given something
-            return self.grad
-        self.posts, self.rows = None, 0
+        if posts:
+            self.posts, self.rows = None, 0
+            self._multiply_out(posts)
+        assert self.grad is not None  # a slot is made to be given something
+        return self.grad
+
+    def _multiply_out(self, posts: list[tuple[np.ndarray, np.ndarray | None]]) -> None:
         dg = _stacked([post[0] for post in posts])
-        first = posts[0][1]
-        if self.grad is not None and not self.owned:
-            self.grad = np.array(self.grad, order="C")
-        out = self.grad
-        if out is None:
-            shape = (dg.shape[1],) if first is None else (dg.shape[1], first.shape[1])
-            out = np.empty(shape, dg.dtype)
-        # A gradient that came another way may be laid out by columns; kernels write rows.
-        target = out if out.flags.c_contiguous else np.ascontiguousarray(out)
-        accumulate = self.grad is not None
-        if first is None:
-            _kernels.bias_gradient(dg, target, accumulate=accumulate)
+        held = self.grad
+        # Kernels write rows of one dtype, and nobody else may hold what they add to.
+        in_place = held is not None and self.owned and held.flags.c_contiguous
+        in_place = in_place and dg.dtype == self.like.dtype
+        out = held if in_place and held is not None else np.empty(self.like.shape, dg.dtype)
+        if posts[0][1] is None:
+            _kernels.bias_gradient(dg, out, accumulate=in_place)
         else:
             x = _stacked([post[1] for post in posts])
-            _kernels.weight_gradient(dg, x, target, accumulate=accumulate)
-        self.grad, self.owned = target, True
-        return target
+            _kernels.weight_gradient(dg, x, out, accumulate=in_place)
+        if not in_place:
+            self.add(out, own=True)
 
 
 def _stacked(parts: list) -> np.ndarray:
@@ -112,7 +122,8 @@ class Sweep:
                 "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep "
                 "it again, or cut it with truncate(model) or reset(model) before the next loss."
             )
-        if not self.keep_graph:
+        used_up = not (self.keep_graph or op.lasting)
+        if used_up:
             node.op = None
         grads = {index: slot.flush() for index, slot in slots.items()}
         if self._wanted:
@@ -120,7 +131,7 @@ class Sweep:
                 if (node, index) in self._wanted:
                     self.found[node, index] = grad.copy(order="K")
         op.backward(self, node, grads)
-        if not self.keep_graph:
+        if used_up:
             node.inputs = node.saved = None
 
     def _slot(self, x: Tensor | Param) -> _Slot:
@@ -129,7 +140,7 @@ class Sweep:
             key = x if isinstance(x, Param) else x.node
             slot = self._leaves.get(key)
             if slot is None:
-                slot = self._leaves[key] = _Slot()
+                slot = self._leaves[key] = _Slot(x._value)
             return slot
         slots = self._pending.get(node)
         if slots is None:
@@ -137,7 +148,7 @@ class Sweep:
             heapq.heappush(self._heap, (-node.seq, node))
         slot = slots.get(x.index)
         if slot is None:
-            slot = slots[x.index] = _Slot()
+            slot = slots[x.index] = _Slot(x._value)
         return slot
 
     def add(self, x: Tensor | Param | None, grad: np.ndarray, *, own: bool = False) -> None:
@@ -147,22 +158,13 @@ class Sweep:
         """
         if x is None:
             return
-        slot = self._slot(x)
-        if slot.grad is None:
-            dtype = peek(x).dtype
-            if type(grad) is not np.ndarray or grad.dtype != dtype:
-                grad, own = np.array(grad, dtype), True
-            slot.grad, slot.owned = grad, own
-        elif slot.owned:
-            slot.grad += grad
-        else:
-            slot.grad, slot.owned = np.asarray(slot.grad + grad), True
+        self._slot(x).add(grad, own)
 
     def buffer(self, x: Tensor | Param) -> np.ndarray:
         """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""
         slot = self._slot(x)
         if slot.grad is None:
-            slot.grad = np.zeros_like(peek(x))
+            slot.grad = np.zeros_like(x._value)
         elif not slot.owned:
             slot.grad = slot.grad.copy(order="K")
         slot.owned = True

@@ -91,25 +91,30 @@ def train(
     Each batch costs `loss(model, *batch)` if it is a tuple, else `loss(model, batch)`.  Truncated
     backpropagation is what comes out: a recurrent state goes on from batch to batch as a value.
 
-    epochs, updates      passes over the data; updates in all after which training ends sooner
-    accumulate           batches that an update averages over; the last of an epoch takes what is
-                         left
-    reset                when recurrent layers go back to their start: at every epoch, for data that
-                         continue each other (`windows`); before every batch, for independent ones
-    validation           a function of the model, or batches whose mean loss counts; run after every
-                         epoch, or every `validate_every` updates, from the start state and outside
-                         any scope; the states of training then go on untouched
-    patience, keep_best  stop after so many validations without a lower loss; end with the weights
-                         of the lowest
-    callbacks            called with an `Event`; training stops if one returns True
-    checkpoint           a file that is written every `checkpoint_every` updates, after every epoch,
-                         and at the end.  With `resume` a run goes on from it, if it is there, with
-                         the same numbers as if it had never stopped.  It holds weights, recurrent
-                         states, optimiser, history, the position in the data (`data.state_dict()`
-                         where there is one, else a count of batches to pass over), callbacks
-                         that have a `state_dict`, recur's generator, those of random layers, and
-                         `generators`, your own by name.  `recur.load` opens it; `metadata` goes in
-    progress             False for silence, or a function of the `Event` that gives the text shown
+    epochs, updates
+        passes over the data; updates in all, if that is less
+    accumulate
+        batches that an update averages over; the last of an epoch takes what is left
+    reset
+        when recurrent layers go back to their start: at every epoch, for data that continue each
+        other (`windows`); before every batch, for independent ones
+    validation
+        a function of the model, or batches whose mean loss counts; run after every epoch, or every
+        `validate_every` updates, from the start state and outside any scope; the states of training
+        then go on untouched
+    patience, keep_best
+        stop after so many validations without a lower loss; end with the weights of the lowest
+    callbacks
+        called with an `Event`; training stops if one returns True
+    checkpoint
+        a file that is written every `checkpoint_every` updates, after every epoch, and at the end.
+        With `resume` a run goes on from it, if it is there, with the same numbers as if it had
+        never stopped.  It holds weights, recurrent states, optimiser, history, the place in the
+        data (`data.state_dict()` where there is one, else a count of batches to pass over),
+        callbacks that have a `state_dict`, recur's generator, those of random layers, and
+        `generators`, your own by name.  `recur.load` opens it; `metadata` goes in
+    progress
+        False for silence, or a function of the `Event` that gives the text shown
 
     Ctrl-C is held back until the update under way is complete and the checkpoint written, then
     raised; a second one is raised at once.

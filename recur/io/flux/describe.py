@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from recur.io.flux.values import is_state, kind, told
+from recur.io.flux.values import field, is_state, kind, plain, told
 from recur.io.julia import Struct, Type
 
 _LONGEST = 400
@@ -136,16 +136,16 @@ def _cell_evidence(value: Struct) -> Iterator[tuple[Version, Version]]:
     names = value.names or ()
     if "bias" in names or (len(value) == stateless and "state0" not in names):
         yield _STATELESS
-    elif len(value) == state0 and not (state0 == old and _start_ndim(value) == 1):
+    elif len(value) == state0 and not (state0 == old and _starts_as_vector(value)):
         params = len(value.type.params) - (value.type.name in ("RNNCell", "GRUv3Cell"))
         yield _NAMED if params == 4 else ((12, 0), (13, 6)) if params == 3 else _STATE0
     elif len(value) == old:
         yield _OLD
 
 
-def _start_ndim(cell: Struct) -> int:
-    last = cell.fields[-1]
-    return last.ndim if isinstance(last, np.ndarray) else 1
+def _starts_as_vector(cell: Struct) -> bool:
+    start = plain(field(cell, "state0", "h"))
+    return isinstance(start, np.ndarray) and start.ndim == 1
 
 
 def _state_evidence(value: Struct) -> Iterator[tuple[Version, Version]]:

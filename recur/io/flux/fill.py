@@ -57,14 +57,20 @@ def load(model: Any, arrays: dict[str, np.ndarray]) -> None:
     """`load_state_dict`, with Flux's shapes of initial states, and zeros where it has none."""
     held = {path: p.value for path, p in named_params(model).items()} | buffers(model)
     for path, old in held.items():
-        if not _is_start(path):
-            continue
         new = arrays.get(path)
-        if new is None:
+        if _is_start(path) and new is None:
             arrays[path] = np.zeros(old.shape, old.dtype)
-        elif new.size == old.size:
+        elif _is_start(path) and new is not None and new.size == old.size:
             arrays[path] = new.reshape(old.shape)
+        elif new is not None and old.ndim == 2 and _has_spare_block(new.shape, old.shape):
+            arrays[path] = new[: len(old)]
     load_state_dict(model, arrays)
+
+
+def _has_spare_block(new: tuple[int, ...], old: tuple[int, ...]) -> bool:
+    """Whether `new` is the Wh of a GRUv3 of Flux 0.15 and later, whose last third is never used."""
+    n = old[1]
+    return old == (2 * n, n) and new == (3 * n, n)
 
 
 def _is_start(path: str) -> bool:
@@ -155,8 +161,6 @@ def _cell(cell: Cell, source: Any, path: str) -> Found:
         found["b"] = np.zeros(rows) if b is None and getattr(cell, "b", None) is not None else b
         if isinstance(cell, GRUv3Cell):
             found["Whh"] = array(field(source, "Wh_h̃"), 2)
-            if found["Wh"] is not None:
-                found["Wh"] = found["Wh"][: 2 * cell.n_out]
     for name in ("Wi", "Wh", "b", "Whh"):
         if isinstance(getattr(cell, name, None), Param):
             if not isinstance(found.get(name), np.ndarray):

@@ -168,7 +168,7 @@ def _recurrent(rest: list[np.ndarray]) -> Struct | None:
     if len(rest) < 2 or rest[0].ndim != 2 or rest[1].ndim != 2 or 0 in rest[1].shape:
         return None
     (rows, _), (inner, n) = rest[0].shape, rest[1].shape
-    third = rows == 3 * n and inner == 2 * n and len(rest) > 3 and rest[3].shape == (n, n)
+    third = rows == 3 * n and _is_third(rest, n)
     if n == 1 or not (third or (rows == inner and rows in (n, 3 * n, 4 * n))):
         return None
     held: dict[str, Any] = {"Wi": rest.pop(0), "Wh": rest.pop(0)}
@@ -185,6 +185,18 @@ def _recurrent(rest: list[np.ndarray]) -> Struct | None:
     if rows == n:
         held["σ"] = ()
     return _named(cell=_named(**held))
+
+
+def _is_third(rest: list[np.ndarray], n: int) -> bool:
+    """Whether the fourth array is the Wh_h̃ of a GRUv3, rather than the next layer's."""
+    after = [a.shape for a in rest[4:6]]
+    if len(rest) < 4 or rest[3].shape != (n, n):
+        return False
+    if len(rest[1]) == 2 * n:
+        return True
+    # Flux 0.15 and later, where a GRUv3 has the shapes of a GRU, and neither a start: a Dense would
+    # go on with its bias, an RNN with Wh and its bias.
+    return len(rest[1]) == 3 * n and after[:1] != [(n,)] and after != [(n, n), (n,)]
 
 
 def _dense(rest: list[np.ndarray]) -> Struct | None:

@@ -152,7 +152,7 @@ def function(value: Any, connection: bool = False) -> Callable[..., Any] | Probl
         return f"expected a function, the file holds {told(value)}"
     name = value.type.name.lstrip("#")
     if name in ("hardσ", "hardsigmoid"):
-        return "hardσ, which has another slope before NNlib 0.7.8: hard_sigmoid or hardsigmoid here"
+        return "hardσ, whose slope NNlib changed: give hardsigmoid (1/6), or hard_sigmoid (1/5)"
     known = _CONNECTIONS if connection and name in _CONNECTIONS else _FUNCTIONS
     ours = value.type.path[0] in ("Base", "NNlib", "Flux", "Core")
     if not ours or name not in known:

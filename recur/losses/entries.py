@@ -1,19 +1,4 @@
-"""Losses under Flux's names: `loss(yhat, y, *, agg=mean, mask=None, ...)`.
-
-yhat   prediction, features on axis 0: (F,), (F, B) or (F, B, T); or a list of steps, (F,) or (F, B)
-y      target of yhat's shape, or a plain number; or a list of steps.  Never broadcast: (1, B)
-       against (B,) would give a (B, B) loss in silence.  The classification losses also take
-       classes as integers, without the class axis.  Gradient flows into a recorded y as well
-agg    what makes one number of the entries: mean (default), sum, identity, or any function.  A list
-       is one array with time on the last axis, so mean is over all steps
-mask   bool, False at padded steps: (B,) or (B, T), or a list of (B,); the shape of yhat without its
-       feature axis.  mean divides by the entries that count (their mean is 0 if there are none),
-       identity and other functions see 0 at the others.  What yhat and y hold there is never read,
-       NaN included, and its gradient is exactly zero
-
-Each loss is computed in yhat's dtype, and recorded as one node.  All raise `ShapeError` if shapes
-differ and `TypeError` if the mask is not bool.
-"""
+"""The losses that are made of entries: one for each element, or for each column of classes."""
 
 from __future__ import annotations
 
@@ -27,23 +12,6 @@ from recur import _kernels, ops
 from recur.errors import ShapeError, check_shape
 from recur.ops import identity, mean, sum
 from recur.tape import Node, Op, Sweep, current, peek, record, traced
-
-__all__ = [
-    "binarycrossentropy",
-    "crossentropy",
-    "hinge_loss",
-    "huber",
-    "huber_loss",
-    "kldivergence",
-    "label_smoothing",
-    "logitbinarycrossentropy",
-    "logitcrossentropy",
-    "mae",
-    "mse",
-    "msle",
-    "poisson_loss",
-    "squared_hinge_loss",
-]
 
 Agg = Callable[[Any], Any]
 Slope = Callable[[], np.ndarray]
@@ -166,7 +134,7 @@ def label_smoothing(y: Any, alpha: float, dims: int | None = 0) -> Any:
     """
     if not 0 < alpha < 1:
         raise ValueError(f"label_smoothing: alpha is {alpha}, expected a number between 0 and 1.")
-    y = _joined("label_smoothing", y)
+    y = joined("label_smoothing", y)
     if np.asarray(peek(y)).dtype.kind != "f":
         y = np.asarray(peek(y)).astype(np.float32)
     return y * (1 - alpha) + alpha / (2 if dims is None else np.shape(peek(y))[dims])
@@ -288,7 +256,7 @@ def _by_element(
     mask: Any,
     **options: Any,
 ) -> Any:
-    yhat, y = _joined(name, yhat), _joined(name, y)
+    yhat, y = joined(name, yhat), joined(name, y)
     p, t = _in_one_dtype(peek(yhat), peek(y))
     if t.ndim == 0 and traced(y) is None:
         t = np.broadcast_to(t, p.shape)
@@ -311,7 +279,7 @@ def _by_class(
     mask: Any,
     **options: Any,
 ) -> Any:
-    yhat, y = _joined(name, yhat), _joined(name, y)
+    yhat, y = joined(name, yhat), joined(name, y)
     p, t = np.asarray(peek(yhat)), np.asarray(peek(y))
     if not -p.ndim <= dims < p.ndim:
         raise ShapeError(f"{name}: yhat has shape {p.shape}, and no axis {dims} (dims).")
@@ -329,7 +297,7 @@ def _by_class(
     return _finish(name, loss, layout, (yhat, y), (p, t), agg, _with_eps(options, p.dtype))
 
 
-def _joined(name: str, x: Any) -> Any:
+def joined(name: str, x: Any) -> Any:
     """One array of a list of steps, time on the last axis."""
     if not isinstance(x, (list, tuple)):
         return x
@@ -371,7 +339,7 @@ def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def _mask(name: str, mask: Any, shapes: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    mask = np.asarray(peek(_joined(name, mask)))
+    mask = np.asarray(peek(joined(name, mask)))
     if mask.dtype != np.bool_:
         raise TypeError(
             f"{name}: mask has dtype {mask.dtype}, expected bool: True at the steps that count. "
@@ -483,10 +451,19 @@ def _finish(
             None if x is None else np.asarray(slope())
             for x, slope in zip(inputs, slopes, strict=True)
         )
-        (result,) = record(_LOSSES[name], inputs, [np.asarray(result)], (layout, scale, wanted))
+        (result,) = record(_Loss(name), inputs, [np.asarray(result)], (layout, scale, wanted))
     if scale is None and agg is not identity:
         return agg(result)
     return result
+
+
+def aggregated(entries: Any, agg: Agg) -> Any:
+    """One number of the entries, plain or recorded."""
+    if any(agg is known for known in _SUMS):
+        return sum(entries)
+    if any(agg is known for known in _MEANS):
+        return mean(entries)
+    return entries if agg is identity else agg(entries)
 
 
 class _Loss(Op):
@@ -505,6 +482,5 @@ class _Loss(Op):
                 sweep.add(x, layout.unpack(np.multiply(slope, factor, out=out)), own=True)
 
 
-_LOSSES = {name: _Loss(name) for name in __all__}
 _MEANS = (mean, np.mean)
 _SUMS = (sum, np.sum, builtins.sum)  # Flux's scripts say agg=sum, which here is the built-in
