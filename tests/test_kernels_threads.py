@@ -16,7 +16,7 @@ KERNELS = {
     "gruv3": (_kernels.GRUv3Kernel, 3, 2),
 }
 all_kinds = pytest.mark.parametrize("kind", list(KERNELS))
-T, I, H = 12, 70, 400  # large enough for every call to use the pool, at batch 1 and 16
+T, I, H = 12, 70, 400  # noqa: E741  (large enough for every call to use the pool, at batch 1 and 16)
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,10 @@ static void NAME(rnn_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, 
     NAME(store_part)(s->carry + at, SPLAT(0), n);
 }
 
+INLINE VREAL NAME(gate_slope)(int act, VREAL y) {
+    return act == RECUR_HARD_SIGMOID ? NAME(slope)(RECUR_HARD_SIGMOID, y) : NAME(slope)(RECUR_SIGMOID, y);
+}
+
 static void NAME(lstm_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, VREAL dh) {
     const int act = s->cell->act;
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
@@ -37,13 +41,13 @@ static void NAME(lstm_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     const VREAL c_prev = NAME(load_part)(s->c + at, n);
     const VREAL c = NAME(madd)(f, c_prev, i * candidate); /* the forward's bits again */
     const VREAL tanh_c = NAME(hyperbolic_tangent)(c);
-    const VREAL d_o = dh * tanh_c * NAME(slope)(act, o);
+    const VREAL d_o = dh * tanh_c * NAME(gate_slope)(act, o);
     VREAL dc = NAME(madd)(dh * o, NAME(slope)(RECUR_TANH, tanh_c), NAME(load_part)(s->dc + at, n));
     const REAL *peep = s->cell->peephole;
     const ptrdiff_t peep_step = (s->hidden + LANES - 1) / LANES * LANES;
     if (peep) dc = NAME(madd)(NAME(load)(peep + 2 * peep_step + u), d_o, dc);
-    const VREAL d_i = dc * candidate * NAME(slope)(act, i);
-    const VREAL d_f = dc * c_prev * NAME(slope)(act, f);
+    const VREAL d_i = dc * candidate * NAME(gate_slope)(act, i);
+    const VREAL d_f = dc * c_prev * NAME(gate_slope)(act, f);
     const VREAL d_candidate = dc * i * NAME(slope)(RECUR_TANH, candidate);
     VREAL dc_prev = dc * f;
     if (peep) {
@@ -68,8 +72,8 @@ static void NAME(gru_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, 
     const VREAL r = SAVED(3, 0), z = SAVED(3, 1), candidate = SAVED(3, 2);
     const VREAL hn = NAME(load_part)(s->hn + at, n), h = NAME(load_part)(s->h + at, n);
     const VREAL d_candidate = dh * (SPLAT(1) - z) * NAME(slope)(RECUR_TANH, candidate);
-    const VREAL d_z = dh * (h - candidate) * NAME(slope)(act, z);
-    const VREAL d_r = d_candidate * hn * NAME(slope)(act, r);
+    const VREAL d_z = dh * (h - candidate) * NAME(gate_slope)(act, z);
+    const VREAL d_r = d_candidate * hn * NAME(gate_slope)(act, r);
     POST(s->dg, 3, 0, d_r);
     POST(s->dg, 3, 1, d_z);
     POST(s->dg, 3, 2, d_candidate);
@@ -85,7 +89,7 @@ static void NAME(gruv3_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const VREAL r = SAVED(3, 0), z = SAVED(3, 1), candidate = SAVED(3, 2);
     const VREAL h = NAME(load_part)(s->h + at, n);
-    POST(s->dg, 3, 1, dh * (h - candidate) * NAME(slope)(s->cell->act, z));
+    POST(s->dg, 3, 1, dh * (h - candidate) * NAME(gate_slope)(s->cell->act, z));
     POST(s->dg, 3, 2, dh * (SPLAT(1) - z) * NAME(slope)(RECUR_TANH, candidate));
     NAME(store_part)(s->rh + at, r, n);
     NAME(store_part)(s->carry + at, dh * z, n);
@@ -95,7 +99,7 @@ static void NAME(gruv3_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u
 static void NAME(gruv3_reset_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, VREAL drh) {
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const VREAL r = NAME(load_part)(s->rh + at, n), h = NAME(load_part)(s->h + at, n);
-    POST(s->dg, 3, 0, drh * h * NAME(slope)(s->cell->act, r));
+    POST(s->dg, 3, 0, drh * h * NAME(gate_slope)(s->cell->act, r));
     NAME(store_part)(s->rh + at, r * h, n);
     NAME(store_part)(s->carry + at, NAME(madd)(drh, r, NAME(load_part)(s->carry + at, n)), n);
 }
@@ -112,15 +116,15 @@ static void NAME(pass_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     NAME(store_part)(s->carry + at, dh, n);
 }
 
-static void NAME(back_block)(const void *job, const NAME(block) *b) {
-    const NAME(back) *s = job;
-    const recur_layout m = recur_hidden_back_layout(s->cell->kind, s->hidden);
-    const ptrdiff_t width = 2 * LANES;
-    ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
+/* One block of a step, compiled for each KIND. */
+INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(block) *b) {
+    const ptrdiff_t width = 2 * LANES, depth = (KIND == RECUR_GRUV3 ? 2 : s->columns / s->hidden) * s->hidden;
+    const recur_layout m = {1, 2, s->hidden, depth};
+    ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(load_block)(&m, b, s->carry, acc, width);
     if (s->dg_next)
-        NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, m.depth,
-                   (const REAL *)s->cell->wh_back + b->panel * m.depth * width, acc, width);
+        NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,
+                   (const REAL *)s->cell->wh_back + b->panel * depth * width, acc, width);
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;
@@ -132,7 +136,7 @@ static void NAME(back_block)(const void *job, const NAME(block) *b) {
                 continue;
             }
             if (s->dy) dh += NAME(load_part)(s->dy + row * s->hidden + u, s->hidden - u);
-            switch (s->cell->kind) {
+            switch (KIND) {
             case RECUR_LSTM: NAME(lstm_gradient)(s, row, u, dh); break;
             case RECUR_GRU: NAME(gru_gradient)(s, row, u, dh); break;
             case RECUR_GRUV3: NAME(gruv3_gradient)(s, row, u, dh); break;
@@ -141,12 +145,19 @@ static void NAME(back_block)(const void *job, const NAME(block) *b) {
         }
     }
 }
+static void NAME(rnn_back_block)(const void *s, const NAME(block) *b) { NAME(back_block)(RECUR_RNN, s, b); }
+static void NAME(lstm_back_block)(const void *s, const NAME(block) *b) { NAME(back_block)(RECUR_LSTM, s, b); }
+static void NAME(gru_back_block)(const void *s, const NAME(block) *b) { NAME(back_block)(RECUR_GRU, s, b); }
+static void NAME(gruv3_back_block)(const void *s, const NAME(block) *b) { NAME(back_block)(RECUR_GRUV3, s, b); }
+static NAME(block_function) *const NAME(back_blocks)[] = {
+    [RECUR_RNN] = NAME(rnn_back_block), [RECUR_LSTM] = NAME(lstm_back_block),
+    [RECUR_GRU] = NAME(gru_back_block), [RECUR_GRUV3] = NAME(gruv3_back_block)};
 
 /* d(r h) = Whh^T d_candidate, where d_candidate is the last third of dg's rows */
 static void NAME(reset_block)(const void *job, const NAME(block) *b) {
     const NAME(back) *s = job;
     const ptrdiff_t H = s->hidden, width = 2 * LANES;
-    ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
+    ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(start_block)(b, NULL, width, acc, width);
     NAME(feed)(2, b->rows, b->panels, s->dg + 2 * H + b->row * s->columns, s->columns, H,
                (const REAL *)s->cell->whh_back + b->panel * H * width, acc, width);
@@ -181,7 +192,7 @@ static void NAME(backward)(const recur_cell *cell, const recur_backward *f, int 
         s.dg = NAME(at)(f->dg, t * B * s.columns);
         s.dgh = NAME(at)(f->dgh, t * B * s.columns);
         s.rh = NAME(at)(f->rh, t * B * H);
-        NAME(cover)(NAME(back_block), &s, 2, B, first, last);
+        NAME(cover)(NAME(back_blocks)[cell->kind], &s, 2, B, first, last);
         recur_barrier(barrier);
         if (cell->kind == RECUR_GRUV3) {
             NAME(cover)(NAME(reset_block), &s, 2, B, first, last);

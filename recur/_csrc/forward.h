@@ -7,7 +7,7 @@
 
 typedef struct NAME(step) {
     const recur_cell *cell;
-    recur_layout wi, wh;
+    recur_layout wi;
     ptrdiff_t t, hidden;
     const int64_t *lengths;
     const REAL *x;         /* (B, I), or NULL when `projected` holds bias + Wi x */
@@ -46,7 +46,7 @@ static void NAME(lstm_units)(const NAME(step) *s, ptrdiff_t row, ptrdiff_t u, co
     const int act = s->cell->act;
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const REAL *peep = s->cell->peephole;
-    const ptrdiff_t peep_step = NAME(panels)(&s->wh) * LANES;
+    const ptrdiff_t peep_step = (s->hidden + LANES - 1) / LANES * LANES;
     VREAL i = NAME(load)(acc), f = NAME(load)(acc + LANES);
     const VREAL candidate = NAME(hyperbolic_tangent)(NAME(load)(acc + 2 * LANES));
     VREAL o = NAME(load)(acc + 3 * LANES);
@@ -110,23 +110,24 @@ static void NAME(gruv3_units)(const NAME(step) *s, ptrdiff_t row, ptrdiff_t u, c
     }
 }
 
-/* One block of a step.  GRU's candidate has two sums, one of x and one of h: after x the first is
-   put aside, and the accumulator starts again for h. */
-static void NAME(step_block)(const void *job, const NAME(block) *b) {
-    const NAME(step) *s = job;
+/* One block of a step, compiled for each KIND.  GRU's candidate has two sums, one of x and one of h:
+   after x the first is put aside, and the accumulator starts again for h. */
+INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(block) *b) {
     const recur_cell *cell = s->cell;
-    const int vectors = s->wi.gates * s->wi.vectors, h_vectors = s->wh.gates * s->wh.vectors;
+    const int gates = KIND == RECUR_LSTM ? 4 : KIND == RECUR_RNN ? 1 : 3, unit_vectors = KIND == RECUR_RNN ? 2 : 1;
+    const int vectors = gates * unit_vectors, h_vectors = KIND == RECUR_GRUV3 ? 2 : vectors;
+    const recur_layout wi = {gates, unit_vectors, s->hidden, cell->n_in};
     const ptrdiff_t width = vectors * LANES, entries = b->rows * b->panels;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
-    ALIGNED REAL nx[ROW_BLOCK * LANES];
+    ALIGNED REAL nx[KIND == RECUR_GRU ? ROW_BLOCK * LANES : 1];
     if (s->x) {
         NAME(start_block)(b, cell->bias, width, acc, width);
         NAME(feed)(vectors, b->rows, b->panels, s->x + b->row * cell->n_in, cell->n_in, cell->n_in,
                    (const REAL *)cell->wi + b->panel * cell->n_in * width, acc, width);
     } else {
-        NAME(load_block)(&s->wi, b, s->projected, acc, width);
+        NAME(load_block)(&wi, b, s->projected, acc, width);
     }
-    if (cell->kind == RECUR_GRU)
+    if (KIND == RECUR_GRU)
         for (ptrdiff_t e = 0; e < entries; e++) {
             const ptrdiff_t panel = b->panel + (b->panels == 1 ? 0 : e);
             REAL *n = acc + e * width + 2 * LANES;
@@ -137,8 +138,8 @@ static void NAME(step_block)(const void *job, const NAME(block) *b) {
                (const REAL *)cell->wh + b->panel * s->hidden * h_vectors * LANES, acc, width);
     for (ptrdiff_t e = 0; e < entries; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
-        const ptrdiff_t u = panel * s->wi.vectors * LANES;
-        switch (cell->kind) {
+        const ptrdiff_t u = panel * unit_vectors * LANES;
+        switch (KIND) {
         case RECUR_LSTM: NAME(lstm_units)(s, row, u, acc + e * width); break;
         case RECUR_GRU: NAME(gru_units)(s, row, u, acc + e * width, nx + e * LANES); break;
         case RECUR_GRUV3: NAME(gruv3_gates)(s, row, u, acc + e * width); break;
@@ -146,6 +147,13 @@ static void NAME(step_block)(const void *job, const NAME(block) *b) {
         }
     }
 }
+static void NAME(rnn_block)(const void *s, const NAME(block) *b) { NAME(step_block)(RECUR_RNN, s, b); }
+static void NAME(lstm_block)(const void *s, const NAME(block) *b) { NAME(step_block)(RECUR_LSTM, s, b); }
+static void NAME(gru_block)(const void *s, const NAME(block) *b) { NAME(step_block)(RECUR_GRU, s, b); }
+static void NAME(gruv3_block)(const void *s, const NAME(block) *b) { NAME(step_block)(RECUR_GRUV3, s, b); }
+static NAME(block_function) *const NAME(step_blocks)[] = {
+    [RECUR_RNN] = NAME(rnn_block), [RECUR_LSTM] = NAME(lstm_block),
+    [RECUR_GRU] = NAME(gru_block), [RECUR_GRUV3] = NAME(gruv3_block)};
 
 static void NAME(candidate_block)(const void *job, const NAME(block) *b) {
     const NAME(step) *s = job;
@@ -164,7 +172,6 @@ static void NAME(forward)(const recur_cell *cell, const recur_forward *f, int id
     const ptrdiff_t B = f->batch, H = cell->n_hidden;
     NAME(step) s = {.cell = cell, .hidden = H, .lengths = f->lengths};
     s.wi = recur_input_layout(cell->kind, cell->n_in, H);
-    s.wh = recur_hidden_layout(cell->kind, H);
     const recur_layout whh = {1, 2, H, H};
     const ptrdiff_t columns = s.wi.gates * H;
     ptrdiff_t first, last, first_n, last_n;
@@ -194,7 +201,7 @@ static void NAME(forward)(const recur_cell *cell, const recur_forward *f, int id
         s.y = NAME(at)(f->y, t * B * H);
         s.gates = NAME(at)(f->gates, t * B * columns);
         s.hn = NAME(at)(f->hn, t * B * H);
-        NAME(cover)(NAME(step_block), &s, s.wi.gates * s.wi.vectors, B, first, last);
+        NAME(cover)(NAME(step_blocks)[cell->kind], &s, s.wi.gates * s.wi.vectors, B, first, last);
         if (cell->kind == RECUR_GRUV3) {
             recur_barrier(barrier);
             NAME(cover)(NAME(candidate_block), &s, 2, B, first_n, last_n);
