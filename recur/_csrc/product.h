@@ -55,6 +55,9 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
         UNROLL for (int p = 0; p < PANELS; p++) {
             VREAL w[MAX_VECTORS];
             UNROLL for (int v = 0; v < VECTORS; v++) w[v] = NAME(load)(panel + p * panel_step + v * LANES);
+            /* measured: fetching ahead helps narrow panels that several rows share, and only those */
+            if (ROWS > 1 && VECTORS == 2)
+                UNROLL for (int v = 0; v < VECTORS; v++) PREFETCH(panel + (16 * VECTORS + v) * LANES);
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const VREAL x = NAME(splat)(a[r * a_step + k * k_step]);
                 UNROLL for (int v = 0; v < VECTORS; v++) sum[r + p][v] = NAME(madd)(x, w[v], sum[r + p][v]);
