@@ -319,6 +319,11 @@ cdef inline cnp.ndarray empty_3d(int typenum, Py_ssize_t n, Py_ssize_t m, Py_ssi
     return cnp.PyArray_EMPTY(3, dims, typenum, 0)
 
 
+cdef inline cnp.ndarray flat(cnp.ndarray a, Py_ssize_t n, Py_ssize_t m):
+    """A view as (n, m), where n counts steps and samples."""
+    return a if cnp.PyArray_NDIM(a) == 2 else a.reshape(n, m)
+
+
 cdef int float_type(str name, object a) except -1:
     """The type number of a float32 or float64 array."""
     if not cnp.PyArray_Check(a) or a.dtype not in (np.float32, np.float64):
@@ -517,14 +522,19 @@ cdef class CellKernel:
         """Own copies of the state's gradients: the C side updates them in place."""
         if len(dstate) != self.n_states:
             raise ValueError(f"dstate has {len(dstate)} arrays, expected {self.n_states}")
-        cdef list copies = []
-        for i, d in enumerate(dstate):
-            if d is None:
-                copies.append(np.zeros((B, self.n_out), self.dtype))
-            else:
-                check_2d(f"dstate[{i}]", d, self.typenum, B, self.n_out)
-                copies.append(d.copy())
-        return tuple(copies)
+        cdef object h = self.own_gradient(dstate[0], "dstate[0]", B)
+        if self.n_states == 1:
+            return (h,)
+        return h, self.own_gradient(dstate[1], "dstate[1]", B)
+
+    cdef object own_gradient(self, d, str name, Py_ssize_t B):
+        cdef cnp.npy_intp dims[2]
+        if d is None:
+            dims[0] = B
+            dims[1] = self.n_out
+            return cnp.PyArray_ZEROS(2, dims, self.typenum, 0)
+        check_2d(name, d, self.typenum, B, self.n_out)
+        return cnp.PyArray_NewCopy(d, cnp.NPY_CORDER)
 
     cdef Py_ssize_t work(self, Py_ssize_t rows) noexcept:
         return rows * self.gates * self.n_out * (self.n_in + self.n_out)
@@ -623,7 +633,7 @@ cdef class CellKernel:
         check_2d("x", x, self.typenum, -1, self.n_in)
         cdef Py_ssize_t B = cnp.PyArray_DIM(x, 0), H = self.n_out
         self.check_state("h", state, B)
-        self.check_saved(saved, 1, B, True)
+        self.check_step_saved(saved, B)
         cdef cnp.ndarray h_after = saved[0] if self.cell.kind == RECUR_RNN else None
         return self.run_backward_of(
             1, B, x, state, data(h_after), data(state[1]) if self.n_states == 2 else NULL,
@@ -718,7 +728,7 @@ cdef class CellKernel:
         check_3d("X", X, self.typenum, -1, -1, self.n_in)
         cdef Py_ssize_t T = cnp.PyArray_DIM(X, 0), B = cnp.PyArray_DIM(X, 1), H = self.n_out
         cdef Py_ssize_t step_bytes = B * H * self.table.item
-        self.check_saved(saved, T, B, False)
+        self.check_saved(saved, T, B)
         cdef cnp.ndarray h = saved[len(saved) - 1], c = None
         self.check_lengths(lengths, T, B)
         if dY is not None:
@@ -735,28 +745,30 @@ cdef class CellKernel:
 
     # -- backward
 
-    cdef int check_saved(self, tuple saved, Py_ssize_t T, Py_ssize_t B, bint one_step) except -1:
-        """The arrays of `saved`: (gates, hn of GRU, c of LSTM, h); a step keeps no states but RNN's."""
+    cdef int check_saved(self, tuple saved, Py_ssize_t T, Py_ssize_t B) except -1:
+        """A sequence's `saved`: gates (but RNN's), hn of GRU, c of LSTM, and h, in this order."""
         cdef Py_ssize_t H = self.n_out
         cdef int kind = self.cell.kind, t = self.typenum
-        cdef list shapes = []
+        cdef Py_ssize_t count = 1 if kind == RECUR_RNN else 2 if kind == RECUR_GRUV3 else 3
+        if len(saved) != count:
+            raise ValueError(f"saved has {len(saved)} arrays, expected {count}")
+        check_3d("saved's h", saved[count - 1], t, T + 1, B, H)
         if kind != RECUR_RNN:
-            shapes.append((T, B, self.gates * H))
+            check_3d("saved's gates", saved[0], t, T, B, self.gates * H)
         if kind == RECUR_GRU:
-            shapes.append((T, B, H))
-        if kind == RECUR_LSTM and not one_step:
-            shapes.append((T + 1, B, H))
-        if not one_step:
-            shapes.append((T + 1, B, H))
-        elif kind == RECUR_RNN:
-            shapes.append((1, B, H))
-        if len(saved) != len(shapes):
-            raise ValueError(f"saved has {len(saved)} arrays, expected {len(shapes)}")
-        for i, (array, (n, m, k)) in enumerate(zip(saved, shapes)):
-            if one_step:
-                check_2d(f"saved[{i}]", array, t, m, k)
-            else:
-                check_3d(f"saved[{i}]", array, t, n, m, k)
+            check_3d("saved's Wh h", saved[1], t, T, B, H)
+        if kind == RECUR_LSTM:
+            check_3d("saved's c", saved[1], t, T + 1, B, H)
+        return 0
+
+    cdef int check_step_saved(self, tuple saved, Py_ssize_t B) except -1:
+        """A step's `saved`: the gates and hn of GRU; RNN's is h' alone."""
+        cdef Py_ssize_t count = 2 if self.cell.kind == RECUR_GRU else 1
+        if len(saved) != count:
+            raise ValueError(f"saved has {len(saved)} arrays, expected {count}")
+        check_2d("saved's gates", saved[0], self.typenum, B, self.gates * self.n_out)
+        if count == 2:
+            check_2d("saved's Wh h", saved[1], self.typenum, B, self.n_out)
         return 0
 
     cdef tuple run_backward_of(self, Py_ssize_t T, Py_ssize_t B, cnp.ndarray X, tuple state,
@@ -773,7 +785,7 @@ cdef class CellKernel:
             self.pack_backward()
         dstate = self.check_dstate(dstate, B)
         # an RNN's gates are its outputs, which the weights' gradient still needs
-        dg = empty_2d(t, N, G * H) if keep or kind == RECUR_RNN else gates.reshape(N, G * H)
+        dg = empty_2d(t, N, G * H) if keep or kind == RECUR_RNN else flat(gates, N, G * H)
         cdef recur_backward f
         memset(&f, 0, sizeof(f))
         f.steps = T
@@ -807,12 +819,12 @@ cdef class CellKernel:
         parallel(run_backward, &task, self.threads(T, B), self.work(N))
         if need_dx:
             dX = self.input_gradient(dg, X)
-        x = X.reshape(N, self.n_in)
+        x = flat(X, N, self.n_in)
         if lengths is not None and N and lengths.min() < T:
             # padding may hold anything; NaN times a gradient of 0 would be NaN
             x = X.copy()
             x[np.arange(T)[:, None] >= lengths] = 0
-            x = x.reshape(N, self.n_in)
+            x = flat(x, N, self.n_in)
             if need_dx:
                 dX[np.arange(T)[:, None] >= lengths] = 0
         return dX, dstate, self.operands(dg, dgh, rh, dpeephole, x, h_before)
@@ -820,7 +832,7 @@ cdef class CellKernel:
     cdef cnp.ndarray input_gradient(self, cnp.ndarray dg, cnp.ndarray X):
         """dg (N, G H) -> dg Wi, of X's shape."""
         cdef Py_ssize_t N = cnp.PyArray_DIM(dg, 0)
-        cdef cnp.ndarray dX = np.empty_like(X)
+        cdef cnp.ndarray dX = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(X), cnp.PyArray_DIMS(X), self.typenum, 0)
         cdef recur_layout m = recur_plain_layout(self.n_in, self.gates * self.n_out)
         cdef ProductTask task = ProductTask(self.table, &m, self.wi_back, NULL, data(dg), m.depth, N, data(dX))
         cdef Py_ssize_t work = N * m.units * m.depth

@@ -119,7 +119,7 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
     const recur_layout wi = {gates, unit_vectors, s->hidden, cell->n_in};
     const ptrdiff_t width = vectors * LANES, entries = b->rows * b->panels;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
-    ALIGNED REAL nx[KIND == RECUR_GRU ? ROW_BLOCK * LANES : 1];
+    ALIGNED REAL nx[ROW_BLOCK * LANES]; /* GRU */
     if (s->x) {
         NAME(start_block)(b, cell->bias, width, acc, width);
         NAME(feed)(vectors, b->rows, b->panels, s->x + b->row * cell->n_in, cell->n_in, cell->n_in,
