@@ -10,8 +10,8 @@ Errors. TypeError for a wrong dtype, ValueError for a wrong shape or layout; not
 
 Numbers. One accumulator an output, in the order bias, Wi in k order, Wh in k order. So a step gives
 the same bits for any batch size and any place in the batch, and a sequence gives the same bits as
-its steps, with any number of threads. In cells, steppers, AffineKernel and weight_gradient subnormal
-numbers count as zero.
+its steps, with any number of threads. In cells, steppers, AffineKernel and weight_gradient
+subnormal numbers count as zero.
 
 Threads. All arithmetic runs without the GIL; kernels are immutable and may be shared by threads. A
 Stepper has state and belongs to one thread at a time.

@@ -1,0 +1,73 @@
+# The CPU path, the threads, and the way into the pool.
+
+cdef const recur_table *TABLE_F32
+cdef const recur_table *TABLE_F64
+cdef int thread_count = 1
+
+
+def cpu_paths():
+    """The code paths that this machine can run, the best last."""
+    return tuple(recur_path_name(i).decode() for i in range(recur_path_count()))
+
+
+def cpu_path():
+    """The path in use: the best, or the one that RECUR_ARCH named at import."""
+    return TABLE_F32.name.decode()
+
+
+def set_num_threads(n):
+    """How many threads a large call may use, from now on."""
+    global thread_count
+    if not isinstance(n, (int, np.integer)) or n < 1:
+        raise ValueError(f"set_num_threads: n is {n!r}, expected a whole number of at least 1")
+    thread_count = min(int(n), 64)
+
+
+def get_num_threads():
+    """The number that `set_num_threads` set; at import RECUR_NUM_THREADS, else the cores."""
+    return thread_count
+
+
+cdef void choose_path() except *:
+    global TABLE_F32, TABLE_F64
+    paths = cpu_paths()
+    name = os.environ.get("RECUR_ARCH") or paths[-1]
+    if name not in paths:
+        raise ImportError(
+            f"RECUR_ARCH is {name!r}, expected one that this machine can run: {', '.join(paths)}")
+    TABLE_F32 = recur_path_table(paths.index(name), 0)
+    TABLE_F64 = recur_path_table(paths.index(name), 1)
+
+
+cdef void choose_threads() except *:
+    asked = os.environ.get("RECUR_NUM_THREADS")
+    if asked:
+        if not asked.isdigit() or int(asked) < 1:
+            raise ImportError(
+                f"RECUR_NUM_THREADS is {asked!r}, expected a whole number of at least 1")
+        set_num_threads(int(asked))
+    elif hasattr(os, "sched_getaffinity"):
+        set_num_threads(len(os.sched_getaffinity(0)))
+    else:
+        set_num_threads(os.cpu_count() or 1)
+
+
+choose_path()
+choose_threads()
+
+
+# Multiply-adds (50,000 take a microsecond) below which a call keeps to one thread: a step of a few
+# microseconds does not pay for a barrier, nor a call of 0.1 ms for waking threads.
+cdef Py_ssize_t THREADED_STEP = 400_000
+cdef Py_ssize_t THREADED_CALL = 5_000_000
+
+# Below this many multiply-adds a call keeps the GIL: giving it up and taking it back costs more.
+cdef Py_ssize_t SHORT_WORK = 50_000
+
+
+cdef inline void parallel(recur_task task, void *context, int count, Py_ssize_t work):
+    if work < SHORT_WORK:
+        recur_parallel(task, context, 1)
+    else:
+        with nogil:
+            recur_parallel(task, context, count)

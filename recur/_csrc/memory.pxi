@@ -1,0 +1,140 @@
+# Memory, and the checks of arguments.
+
+@cython.final
+cdef class Buffer:
+    """Bytes aligned to a cache line, freed with the object."""
+
+    cdef void *block
+    cdef void *data
+    cdef Py_ssize_t size
+
+    def __cinit__(self, Py_ssize_t size):
+        self.block = malloc(size + 64)
+        if self.block == NULL:
+            raise MemoryError
+        self.data = <void *>((<uintptr_t>self.block + 63) & ~<uintptr_t>63)
+        self.size = size
+
+    def __dealloc__(self):
+        free(self.block)
+
+
+workspaces = threading.local()
+
+
+cdef void *workspace(Py_ssize_t size) except NULL:
+    """This thread's scratch memory: valid until the thread's next call into this module."""
+    cdef Buffer buffer = getattr(workspaces, "buffer", None)
+    if buffer is None or buffer.size < size:
+        buffer = Buffer(max(size, 1 << 16))
+        workspaces.buffer = buffer
+    return buffer.data
+
+
+cdef inline void *data(cnp.ndarray a) noexcept:
+    return NULL if a is None else cnp.PyArray_DATA(a)
+
+
+cdef inline bint fits(object a, int typenum) noexcept:
+    """Whether a is an ndarray of this type, aligned, in native byte order and C-contiguous."""
+    return (cnp.PyArray_Check(a) and cnp.PyArray_TYPE(<cnp.ndarray>a) == typenum
+            and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>a))
+
+
+cdef object misfit(str name, object a, int typenum, tuple shape):
+    """The error that says why `a` is not a C-contiguous array of this type and shape."""
+    dtype = cnp.PyArray_DescrFromType(typenum)
+    if not cnp.PyArray_Check(a) or a.dtype != dtype:
+        found = a.dtype if cnp.PyArray_Check(a) else type(a).__name__
+        return TypeError(f"{name} is {found}, expected an array of {dtype}")
+    wanted = str(shape).replace("-1", "any")
+    if a.ndim != len(shape) or any(w not in (-1, n) for w, n in zip(shape, a.shape)):
+        return ValueError(f"{name} has shape {a.shape}, expected {wanted}")
+    return ValueError(f"{name} of shape {a.shape} must be aligned and C-contiguous")
+
+
+cdef int check_1d(str name, object a, int typenum, Py_ssize_t n) except -1:
+    if not (fits(a, typenum) and a.ndim == 1 and (n < 0 or cnp.PyArray_DIM(a, 0) == n)):
+        raise misfit(name, a, typenum, (n,))
+    return 0
+
+
+cdef int check_2d(str name, object a, int typenum, Py_ssize_t n, Py_ssize_t m) except -1:
+    if not (fits(a, typenum) and cnp.PyArray_NDIM(a) == 2
+            and (n < 0 or cnp.PyArray_DIM(a, 0) == n) and (m < 0 or cnp.PyArray_DIM(a, 1) == m)):
+        raise misfit(name, a, typenum, (n, m))
+    return 0
+
+
+cdef int check_3d(str name, object a, int typenum, Py_ssize_t n, Py_ssize_t m,
+                  Py_ssize_t k) except -1:
+    if not (fits(a, typenum) and cnp.PyArray_NDIM(a) == 3
+            and (n < 0 or cnp.PyArray_DIM(a, 0) == n) and (m < 0 or cnp.PyArray_DIM(a, 1) == m)
+            and (k < 0 or cnp.PyArray_DIM(a, 2) == k)):
+        raise misfit(name, a, typenum, (n, m, k))
+    return 0
+
+
+cdef int check_writable(str name, cnp.ndarray a) except -1:
+    if not cnp.PyArray_ISWRITEABLE(a):
+        raise ValueError(f"{name} is read-only")
+    return 0
+
+
+cdef inline cnp.ndarray empty_2d(int typenum, Py_ssize_t n, Py_ssize_t m):
+    cdef cnp.npy_intp dims[2]
+    dims[0] = n
+    dims[1] = m
+    return cnp.PyArray_EMPTY(2, dims, typenum, 0)
+
+
+cdef inline cnp.ndarray empty_3d(int typenum, Py_ssize_t n, Py_ssize_t m, Py_ssize_t k):
+    cdef cnp.npy_intp dims[3]
+    dims[0] = n
+    dims[1] = m
+    dims[2] = k
+    return cnp.PyArray_EMPTY(3, dims, typenum, 0)
+
+
+cdef inline Py_ssize_t packed_size(const recur_table *table, const recur_layout *m) noexcept:
+    """Bytes of a packed matrix."""
+    return table.panels(m) * table.panel_width(m) * m.depth * table.item
+
+
+cdef inline cnp.ndarray flat(cnp.ndarray a, Py_ssize_t n, Py_ssize_t m):
+    """A view as (n, m), where n counts steps and samples."""
+    return a if cnp.PyArray_NDIM(a) == 2 else a.reshape(n, m)
+
+
+cdef int float_type(str name, object a) except -1:
+    """The type number of a float32 or float64 array."""
+    if not cnp.PyArray_Check(a) or a.dtype not in (np.float32, np.float64):
+        found = a.dtype if cnp.PyArray_Check(a) else type(a).__name__
+        raise TypeError(f"{name} is {found}, expected an array of float32 or float64")
+    return cnp.PyArray_TYPE(a)
+
+
+cdef inline const recur_table *table_of(int typenum) noexcept nogil:
+    return TABLE_F64 if typenum == cnp.NPY_FLOAT64 else TABLE_F32
+
+
+cdef int row_step(str name, object a, int typenum, Py_ssize_t *step) except -1:
+    """Check a (N, columns) array whose rows are contiguous; `step`: numbers from row to row."""
+    if not (cnp.PyArray_Check(a) and cnp.PyArray_TYPE(a) == typenum
+            and cnp.PyArray_ISNOTSWAPPED(a)):
+        raise misfit(name, a, typenum, (-1, -1))
+    cdef cnp.ndarray array = a
+    cdef Py_ssize_t item = cnp.PyArray_ITEMSIZE(array)
+    if cnp.PyArray_NDIM(array) != 2:
+        raise misfit(name, a, typenum, (-1, -1))
+    cdef Py_ssize_t columns = cnp.PyArray_DIM(array, 1)
+    step[0] = max(columns, 1)
+    if cnp.PyArray_SIZE(array) == 0:  # the strides of an empty array mean nothing
+        return 0
+    if cnp.PyArray_DIM(array, 0) > 1:
+        step[0] = cnp.PyArray_STRIDE(array, 0) // item
+        if step[0] < columns or cnp.PyArray_STRIDE(array, 0) % item:
+            raise misfit(name, a, typenum, (-1, -1))
+    if (columns > 1 and cnp.PyArray_STRIDE(array, 1) != item) or not cnp.PyArray_ISALIGNED(array):
+        raise misfit(name, a, typenum, (-1, -1))
+    return 0

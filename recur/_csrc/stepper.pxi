@@ -1,0 +1,292 @@
+# A chain of kernels in one call.
+
+@cython.final
+cdef class Version:
+    """A counter that an owner of weights raises at each write, and that a Stepper reads."""
+
+    cdef public long long count
+
+    def __cinit__(self, count=0):
+        self.count = count
+
+    def bump(self):
+        """Add one."""
+        self.count += 1
+
+
+# One stage of a chain.  A cell's step needs other memory for h' than for h, so two buffers take
+# turns, and there are two forms of each call, for even and for odd steps.
+cdef struct Stage:
+    const recur_cell *cell      # NULL for the other kinds
+    recur_forward forward[2]
+    recur_layout layout         # AffineKernel
+    const void *packed          # its weights; NULL for an activation
+    const void *bias
+    int function
+    const void *x[2]
+    void *y[2]
+    Py_ssize_t size             # numbers in y
+    int threads
+
+
+cdef struct Chain:
+    const recur_table *table
+    Stage *stages
+    Py_ssize_t count, batch
+    int turn
+
+
+cdef void run_stage(Chain *chain, Stage *stage, int id, int count, void *barrier) noexcept nogil:
+    cdef int turn = chain.turn
+    if stage.cell != NULL:
+        chain.table.forward(stage.cell, &stage.forward[turn], id, count, barrier)
+    elif stage.packed != NULL:
+        chain.table.product(&stage.layout, stage.packed, stage.bias, NULL, stage.x[turn],
+                            stage.layout.depth, chain.batch, stage.y[turn], id, count)
+    elif id == 0:
+        chain.table.map(stage.function, stage.x[turn], stage.y[turn], stage.size)
+
+
+cdef void run_chain(void *context, int id, int count, void *barrier) noexcept nogil:
+    cdef Chain *chain = <Chain *>context
+    cdef Py_ssize_t i
+    for i in range(chain.count):
+        run_stage(chain, &chain.stages[i], id, count, barrier)
+        if count > 1:
+            recur_barrier(barrier)
+
+
+cdef void copy_in(const char *x, Py_ssize_t step, bint is_double, void *to, bint to_double,
+                  Py_ssize_t n) noexcept nogil:
+    """n numbers `step` bytes apart into contiguous memory, converted."""
+    cdef Py_ssize_t i
+    cdef double value
+    for i in range(n):
+        value = (<double *>x)[0] if is_double else (<float *>x)[0]
+        if to_double:
+            (<double *>to)[i] = value
+        else:
+            (<float *>to)[i] = <float>value
+        x += step
+
+
+@cython.final
+cdef class Stepper:
+    """A chain of kernels stepped by one call, with its recurrent state inside.
+
+    stages   cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
+    batch    B, fixed; the state starts at zeros
+    watch    Version counters of everything that the kernels are snapshots of
+    It belongs to one thread at a time.  ValueError, TypeError on stages that do not fit.
+    """
+
+    cdef Chain chain
+    cdef Buffer stages, memory
+    cdef readonly tuple kernels
+    cdef tuple watch
+    cdef list counts
+    cdef int typenum
+    cdef void *x
+    cdef list cell_stages          # indices
+    cdef Py_ssize_t work
+    cdef int threads
+    cdef bint running
+    cdef readonly Py_ssize_t batch
+    cdef readonly Py_ssize_t n_in
+    cdef readonly Py_ssize_t n_out
+    cdef readonly object dtype
+
+    def __cinit__(self, stages, batch, *, watch=()):
+        self.kernels = tuple(stages)
+        self.batch = batch
+        if batch < 0:
+            raise ValueError(f"batch is {batch}, expected at least 0")
+        if not self.kernels or isinstance(self.kernels[0], str):
+            raise ValueError("a Stepper needs stages, the first of them a kernel")
+        self.dtype = self.kernels[0].dtype
+        self.typenum = cnp.NPY_FLOAT64 if self.dtype == np.float64 else cnp.NPY_FLOAT32
+        self.chain.table = table_of(self.typenum)
+        self.n_in = self.n_out = self.kernels[0].n_in
+        self.check_stages()
+        self.watch = tuple(watch)
+        for version in self.watch:
+            if not isinstance(version, Version):
+                raise TypeError(f"watch holds {type(version).__name__}, expected Version")
+        self.counts = [(<Version>version).count for version in self.watch]
+        self.lay_out()
+
+    cdef int check_stages(self) except -1:
+        for i, stage in enumerate(self.kernels):
+            if isinstance(stage, str):
+                activation(stage)
+                continue
+            if not isinstance(stage, (CellKernel, AffineKernel)):
+                raise TypeError(
+                    f"stage {i} is {type(stage).__name__}, expected a kernel or an activation")
+            if stage.dtype != self.dtype:
+                raise TypeError(f"stage {i} is {stage.dtype}, the first is {self.dtype}")
+            if stage.n_in != self.n_out:
+                raise ValueError(
+                    f"stage {i} takes {stage.n_in} features, the one before gives {self.n_out}")
+            self.n_out = stage.n_out
+        return 0
+
+    cdef void lay_out(self) except *:
+        """Give each stage its memory: x, then for each h twice and c, or y; GRUv3's scratch."""
+        cdef Py_ssize_t item = self.chain.table.item, B = self.batch, i, n, needed, block
+        widths = [self.n_in]
+        for stage in self.kernels:
+            widths.append(widths[len(widths) - 1] if isinstance(stage, str) else stage.n_out)
+        # each block starts on a cache line, so that a stage's stores meet no other stage's loads
+        blocks = [(B * n * item + 63) // 64 * 64 for n in widths]
+        needed = blocks[0] + sum(6 * block for block in blocks[1:])
+        self.memory = Buffer(max(needed, 1))
+        memset(self.memory.data, 0, needed)
+        self.stages = Buffer(len(self.kernels) * sizeof(Stage))
+        memset(self.stages.data, 0, self.stages.size)
+        self.chain.stages = <Stage *>self.stages.data
+        self.chain.count = len(self.kernels)
+        self.chain.batch = B
+        self.cell_stages = []
+        self.threads = 1
+        self.x = self.memory.data
+        cdef char *at = <char *>self.memory.data + <Py_ssize_t>blocks[0]
+        cdef void *x0 = self.x
+        cdef void *x1 = self.x
+        cdef Stage *s
+        for i in range(self.chain.count):
+            s = &self.chain.stages[i]
+            block = blocks[i + 1]
+            s.size = B * <Py_ssize_t>widths[i + 1]
+            s.x[0], s.x[1] = x0, x1
+            s.y[0], s.y[1] = at, at
+            stage = self.kernels[i]
+            if isinstance(stage, CellKernel):
+                self.lay_out_cell(s, stage, at, block)
+                self.cell_stages.append(i)
+            elif isinstance(stage, AffineKernel):
+                self.lay_out_affine(s, stage)
+            else:
+                s.function = activation(stage)
+            x0, x1 = s.y[0], s.y[1]
+            at += 6 * block
+
+    cdef void lay_out_cell(self, Stage *s, CellKernel kernel, char *at, Py_ssize_t block) except *:
+        cdef recur_forward *f
+        cdef int turn
+        s.cell = &kernel.cell
+        s.y[0], s.y[1] = at + block, at
+        for turn in range(2):
+            f = &s.forward[turn]
+            f.steps = 1
+            f.batch = self.batch
+            f.x = s.x[turn]
+            f.h_first = at + turn * block
+            f.h = s.y[turn]
+            f.c_first = f.c = at + 2 * block
+            f.scratch = at + 3 * block if kernel.cell.kind == RECUR_GRUV3 else NULL
+        self.work += kernel.work(self.batch)
+        self.threads = max(self.threads, kernel.threads(1, self.batch))
+
+    cdef void lay_out_affine(self, Stage *s, AffineKernel kernel) except *:
+        s.layout = kernel.layout
+        s.packed = kernel.weights.data
+        s.bias = kernel.bias.data
+        self.work += self.batch * kernel.n_in * kernel.n_out
+
+    @property
+    def fresh(self):
+        """False once a watched counter moved."""
+        return self.is_fresh()
+
+    cdef bint is_fresh(self) noexcept:
+        cdef Py_ssize_t i
+        for i in range(len(self.watch)):
+            if (<Version>self.watch[i]).count != <long long>self.counts[i]:
+                return False
+        return True
+
+    def __call__(self, x):
+        """One step, features first: x (I,) -> (R,) when batch is 1, or x (I, B) -> (R, B), new.
+
+        x is a float32 or float64 array of any strides.  Returns None, and changes nothing, on any
+        other x, or once the stepper is not `fresh`.
+        """
+        if not cnp.PyArray_CheckExact(x):
+            return None
+        cdef cnp.ndarray array = x
+        cdef int ndim = cnp.PyArray_NDIM(array), given = cnp.PyArray_TYPE(array)
+        cdef Py_ssize_t I = self.n_in, B = self.batch
+        if given != cnp.NPY_FLOAT32 and given != cnp.NPY_FLOAT64:
+            return None
+        if not cnp.PyArray_ISBEHAVED_RO(array):
+            return None
+        if ndim == 0 or ndim > 2 or cnp.PyArray_DIM(array, 0) != I:
+            return None
+        if B != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)) or not self.is_fresh():
+            return None
+        if self.running:
+            raise RuntimeError("a Stepper was called while it runs: each thread needs its own")
+        self.take(array, ndim)
+        self.run()
+        return self.give(ndim)
+
+    cdef void take(self, cnp.ndarray x, int ndim) noexcept:
+        cdef Py_ssize_t I = self.n_in, item = self.chain.table.item, b
+        cdef Py_ssize_t step = cnp.PyArray_STRIDE(x, 0)
+        cdef char *source = <char *>cnp.PyArray_DATA(x)
+        cdef bint given = cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT64
+        cdef bint wanted = self.typenum == cnp.NPY_FLOAT64
+        for b in range(self.batch):
+            if given == wanted and step == item:
+                memcpy(<char *>self.x + b * I * item, source, I * item)
+            else:
+                copy_in(source, step, given, <char *>self.x + b * I * item, wanted, I)
+            if ndim == 2:
+                source += cnp.PyArray_STRIDE(x, 1)
+
+    cdef void run(self) noexcept:
+        if self.work < SHORT_WORK:
+            recur_parallel(run_chain, &self.chain, 1)
+        else:
+            self.running = True
+            with nogil:
+                recur_parallel(run_chain, &self.chain, self.threads)
+            self.running = False
+        self.chain.turn ^= 1
+
+    cdef object give(self, int ndim):
+        cdef cnp.npy_intp dims[2]
+        dims[0] = self.n_out
+        dims[1] = self.batch
+        cdef cnp.ndarray y = cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
+        cdef Stage *last = &self.chain.stages[self.chain.count - 1]
+        memcpy(cnp.PyArray_DATA(y), last.y[self.chain.turn ^ 1], last.size * self.chain.table.item)
+        return y
+
+    cdef tuple state_of(self, Py_ssize_t index):
+        """Views of a cell stage's present state: its h is the next step's h_first."""
+        cdef Stage *s = &self.chain.stages[index]
+        cdef recur_forward *f = &s.forward[self.chain.turn]
+        cdef cnp.npy_intp dims[2]
+        dims[0] = self.batch
+        dims[1] = s.cell.n_hidden
+        cdef object h = cnp.PyArray_SimpleNewFromData(2, dims, self.typenum, <void *>f.h_first)
+        if s.cell.kind != RECUR_LSTM:
+            return (h,)
+        return h, cnp.PyArray_SimpleNewFromData(2, dims, self.typenum, <void *>f.c_first)
+
+    def states(self):
+        """Copies of each cell stage's state, in stage order: tuples of (B, H) arrays."""
+        return tuple(tuple(a.copy() for a in self.state_of(i)) for i in self.cell_stages)
+
+    def set_states(self, states):
+        """Copy these in: one tuple of (B, H) arrays for each cell stage.  All or none."""
+        states = tuple(tuple(state) for state in states)
+        if len(states) != len(self.cell_stages):
+            raise ValueError(f"states has {len(states)} tuples, expected {len(self.cell_stages)}")
+        for i, state in zip(self.cell_stages, states):
+            (<CellKernel>self.kernels[i]).check_state("state", state, self.batch)
+        for i, state in zip(self.cell_stages, states):
+            for mine, new in zip(self.state_of(i), state):
+                mine[...] = new
