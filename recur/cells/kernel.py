@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from recur import _kernels, ops
-from recur.cells.base import Cell, State
+from recur.cells.base import State
+from recur.cells.weighted import WeightedCell
 from recur.errors import ShapeError
-from recur.module import new_param, numeric, zeros
+from recur.module import numeric, zeros
 from recur.tape import (
     Node,
     Op,
@@ -55,58 +56,16 @@ class Packed:
                 check_version(weight, version)
 
 
-class KernelCell(Cell):
+class KernelCell(WeightedCell):
     """A cell whose step is one kernel call, also in a sequence and in backward.
 
     Weights are parameters, or tensors computed from parameters, or constants: any object with
     `shape`, `@` and `.T`.  With such a constant, or an activation of the user's, the same equations
-    run as separate operations.  A subclass gives `weight_names`, those of them that are `optional`,
-    `shapes`, `build` and `equations`.
+    run as separate operations.  A subclass gives `build` besides what `WeightedCell` asks for.
     """
 
     transient: ClassVar[frozenset[str]] = frozenset({"_packed"})
-    weight_names: ClassVar[tuple[str, ...]] = ()
-    optional: ClassVar[frozenset[str]] = frozenset({"b"})
     _packed: Packed | None = None
-    Wh: Any
-    b: Any
-
-    def __init__(
-        self,
-        n_in: int,
-        n_out: int,
-        absent: Collection[str],
-        *,
-        init: Any,
-        recurrent_init: Any,
-        bias_init: Any,
-        dtype: Any,
-        rng: np.random.Generator | None,
-    ) -> None:
-        for name, size in (("n_in", n_in), ("n_out", n_out)):
-            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
-                raise ShapeError(
-                    f"{type(self).__name__}: {name} is {size!r}, expected a positive integer."
-                )
-        self.n_in, self.n_out = int(n_in), int(n_out)
-        makers = {"Wi": init, "b": bias_init, "bh": bias_init}
-        for name, shape in self.shapes().items():
-            if name in absent:
-                object.__setattr__(self, name, None)  # keeps the weights in their order
-                continue
-            maker = makers.get(name, init if recurrent_init is None else recurrent_init)
-            if not callable(maker):
-                raise TypeError(
-                    f"{self.title}: the initialiser of {name} is a {type(maker).__name__}, "
-                    "expected a function such as recur.glorot_uniform. An initial state is given "
-                    "as init_state=; weights are assigned once the layer is made."
-                )
-            param = new_param(f"{self.title}.{name}", maker, shape, rng=rng, dtype=dtype)
-            object.__setattr__(self, name, param)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every weight, present or not, in the order of `weight_names`."""
-        raise NotImplementedError
 
     def build(self, **weights: np.ndarray | None) -> Any:
         """The kernel for these weights, or None if no kernel knows this cell's activation."""
@@ -116,29 +75,9 @@ class KernelCell(Cell):
         return [(name, x) for name, x in super().fields() if name != "_packed"]
 
     def __setattr__(self, name: str, new: Any) -> None:
-        if name not in self.weight_names:
-            super().__setattr__(name, new)
-            return
-        super().__setattr__(name, self._weight(name, new))
-        writes.bump()  # the packed weights are stale, though perhaps no Param was written
-
-    def _weight(self, name: str, new: Any) -> Any:
-        """What may be assigned as weight `name`: its shape is checked, a first array is a Param."""
-        if new is None:
-            if name in self.optional:
-                return None
-            raise ShapeError(f"{self.title}.{name} cannot be None. Nothing was changed.")
-        if not hasattr(new, "shape"):
-            new = numeric(f"{self.title}.{name}", new)
-        shape = self.shapes()[name]
-        if tuple(new.shape) != shape:
-            raise ShapeError(
-                f"{self.title}.{name}: the new array has shape {tuple(new.shape)}, expected "
-                f"{shape}. Nothing was changed."
-            )
-        if isinstance(new, np.ndarray) and not self.holds_param(name):
-            return Param(new.astype(self.dtype), f"{self.title}.{name}")
-        return new
+        super().__setattr__(name, new)
+        if name in self.weight_names:
+            writes.bump()  # the packed weights are stale, though perhaps no Param was written
 
     @classmethod
     def from_arrays(cls, Wi: Any, Wh: Any, b: Any = None, **more: Any) -> KernelCell:

@@ -100,13 +100,12 @@ class RNNCell(KernelCell):
         return f"RNNCell({self.n_in} => {self.n_out}{shown})"
 
     def config(self) -> dict[str, Any]:
-        return _config(self) | {"act": self.act}
+        return super().config() | {"act": self.act}
 
 
 class _GatedCell(KernelCell):
     """What cells with gates share: the gates' activation, and printing."""
 
-    positional = ("n_in", "n_out")
     gate_act: Any
 
     def _set_gate(self, gate_act: Any) -> None:
@@ -120,11 +119,8 @@ class _GatedCell(KernelCell):
     def _gate(self, x: Any) -> Any:
         return ops.sigmoid(x) if self.gate_act == "sigmoid" else ops.hard_sigmoid(x)
 
-    def describe(self) -> str:
-        return f"{type(self).__name__}({self.n_in} => {self.n_out})"
-
     def config(self) -> dict[str, Any]:
-        return _config(self) | {"gate_act": self.gate_act}
+        return super().config() | {"gate_act": self.gate_act}
 
 
 @register("LSTMCell")
@@ -336,13 +332,3 @@ def _affine(W: Any, x: Any, b: Any) -> Any:
     if isinstance(W, (Operand, np.ndarray)):
         return ops.affine(W, x, b)
     return product(W, x) if b is None else product(W, x) + b[:, None]
-
-
-def _config(cell: KernelCell) -> dict[str, Any]:
-    """The constructor's arguments that all cells share."""
-    return {
-        "n_in": cell.n_in,
-        "n_out": cell.n_out,
-        "bias": cell.b is not None,
-        "dtype": cell.dtype,
-    }
