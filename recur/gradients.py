@@ -23,13 +23,16 @@ def gradient(
 
     f is called inside a scope with the arguments and returns one number.
 
-    args  models (anything that holds parameters): the result is a `Gradients`.
-          Arrays and numbers, also inside lists, tuples and dicts: new arrays of their shapes.
-          A `Param`: an array.  `params(m)` as the only argument: f takes none, as in Flux's
-          implicit style.  Integer arrays and what holds no numbers are passed on: None.
-    into  an earlier result of the same call: its arrays are written, all of them (zeros where f
-          does not reach), and it is returned.  They are not read, unless `accumulate` adds.
-    keep_history  lets recurrent states keep their past, so that a later scope's loss reaches it.
+    args
+        Models (anything that holds parameters): the result is a `Gradients`.  Arrays and numbers,
+        also inside lists, tuples and dicts: new arrays of their shapes.  A `Param`: an array.
+        `params(m)` as the only argument: f takes none, as in Flux's implicit style.  Integer
+        arrays and what holds no numbers are passed on: None.
+    into
+        An earlier result of the same call: its arrays are written, all of them (zeros where f does
+        not reach), and it is returned.  They are not read, unless `accumulate` adds.
+    keep_history
+        Lets recurrent states keep their past, so that a later scope's loss reaches it.
 
     One argument gives one result, several give a tuple.  No `.grad` is touched.  If f raises,
     calls that had completed keep their states, as values.
@@ -241,6 +244,8 @@ def _write(out: np.ndarray, grad: np.ndarray | None, accumulate: bool) -> None:
 class Gradients:
     """The gradient of a model: an array for each parameter, zeros where the loss did not reach.
 
+    ::
+
         g["layers.0.cell.Wh"]     by path, as `state_dict` names it
         g.layers[0].cell.Wh       by attributes and indices
         g[m.layers[0].cell.Wh]    by parameter
@@ -425,7 +430,7 @@ def flatten_parameters(model: Any) -> list[FlatBuffer]:
     """Moves the parameters of a model into one vector for each dtype, laid out like `Gradients`.
 
     The parameters stay the same objects with the same values; each now is a view of
-    `buffer.array`, so that one operation on the vector reaches all of them:
+    `buffer.array`, so that one operation on the vector reaches all of them::
 
         (flat,) = flatten_parameters(model)
         with flat.writing() as w:
