@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from recur.inspect.history import Call, History, Loss
 from recur.inspect.sheet import (
@@ -21,7 +22,7 @@ from recur.inspect.sheet import (
 
 HALF = 12.0  # half the height of a band
 CURTAIN = "#eef4ff"  # where gradient crosses from row to row
-WIDEST, NARROWEST, TOGETHER = 28.0, 0.5, 1080.0  # columns, and all of them
+WIDEST, TOGETHER = 28.0, 1080.0  # a column, and all of them
 
 
 class Band(NamedTuple):
@@ -40,10 +41,10 @@ class Bands(Sheet):
     lane_height = 40.0
     most_lanes = 6
     start_room = 30.0
+    shows_values = False
 
-    def __init__(self, history: History, names: dict) -> None:
-        fit = TOGETHER / max(history.columns, 1)
-        self.column_width = min(WIDEST, max(NARROWEST, fit))
+    def __init__(self, history: History, names: dict[Any, str]) -> None:
+        self.column_width = min(WIDEST, TOGETHER / max(history.columns, 1))
         super().__init__(history, names)
 
     def draw(self) -> None:
@@ -117,7 +118,7 @@ class Bands(Sheet):
     def _losses(self) -> None:
         losses = self.history.losses
         columns = sorted({loss.column for loss in losses})
-        apart = min((b - a for a, b in zip(columns, columns[1:], strict=False)), default=99)
+        apart = min((b - a for a, b in itertools.pairwise(columns)), default=99)
         labelled = apart * self.column_width >= 26 and len(columns) == len(losses)
         for number, (loss, lane) in enumerate(zip(losses, self.lanes, strict=True), start=1):
             self._loss(loss, lane, f"L{number}" if labelled else "", number)
@@ -141,7 +142,8 @@ class Bands(Sheet):
             bus = y + 13
             left, right = self._edge(min(columns)), self._edge(max(columns) + 1)
             self.picture.line([(x, y), (x, bus)], GRADIENT, 1.6)
-            self.picture.line([(left, bus), (max(right, x), bus)], GRADIENT, 1.6)
+            inset = min(2.0, (right - left) / 4)
+            self.picture.line([(left + inset, bus), (max(right - inset, x), bus)], GRADIENT, 1.6)
             self._curtain(columns, bus, tip)
         r = 10.0 if label else min(3.0, max(0.8, 0.35 * self.column_width))
         self.picture.disc(x, y, r, fill="#ffffff", stroke=INK, width=1.2, title=f"loss {number}")
@@ -180,9 +182,7 @@ def _before(calls: Sequence[Call], i: int) -> str:
 
 def _stretches(call: Call) -> list[tuple[int, int]]:
     bounds = [0, *call.cuts, call.steps]
-    return [
-        (call.column + a, call.column + b) for a, b in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [(call.column + a, call.column + b) for a, b in itertools.pairwise(bounds)]
 
 
 def _runs(columns: Iterable[int]) -> list[tuple[int, int]]:

@@ -114,9 +114,7 @@ class History:
         call.state_from = self._calls_above(call.state_seqs, call)
         above = self._calls_above((i for s in call.seqs for i in self._inputs[s]), call)
         call.input_from = [other for other in above if other not in call.state_from]
-        call.earlier = any(
-            seq not in self._inputs and not call.at_start for seq in call.state_seqs
-        )
+        call.earlier = any(seq not in self._inputs and not call.at_start for seq in call.state_seqs)
         calls = self.calls.setdefault(layer, [])
         call.column = max(
             [calls[-1].end if calls else 0]

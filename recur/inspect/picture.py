@@ -75,20 +75,19 @@ class Box:
         return f"{box}><title>{escape(self.title)}</title></rect>" if self.title else f"{box}/>"
 
     def paint(self, axes: Any, points_per_pixel: float) -> None:
-        from matplotlib.patches import FancyBboxPatch
+        from matplotlib.patches import Circle, FancyBboxPatch
 
-        axes.add_patch(
-            FancyBboxPatch(
-                (self.x, self.y),
-                self.w,
-                self.h,
-                boxstyle=f"round,pad=0,rounding_size={self.round}" if self.round else "square,pad=0",
-                facecolor=self.fill or "none",
-                edgecolor=self.stroke or "none",
-                linewidth=self.width * points_per_pixel if self.stroke else 0,
-                mutation_aspect=1,
-            )
-        )
+        style: dict[str, Any] = {
+            "facecolor": self.fill or "none",
+            "edgecolor": self.stroke or "none",
+            "linewidth": self.width * points_per_pixel if self.stroke else 0,
+        }
+        if self.w == self.h == 2 * self.round:
+            middle = (self.x + self.round, self.y + self.round)
+            axes.add_patch(Circle(middle, self.round, **style))
+            return
+        corners = f"round,pad=0,rounding_size={self.round}" if self.round else "square,pad=0"
+        axes.add_patch(FancyBboxPatch((self.x, self.y), self.w, self.h, boxstyle=corners, **style))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Sheet:
     lane_height: float
     most_lanes: int
     start_room: float  # between the names of the layers and the first step
+    shows_values = True  # whether states that go on have a line of their own
 
     def __init__(self, history: History, names: dict[Any, str]) -> None:
         self.history = history
@@ -124,7 +125,7 @@ class Sheet:
             (
                 lambda x, y: self.picture.line([(x, y), (x + 24, y)], VALUE, 1.2),
                 "the value goes on",
-                True,
+                self.shows_values,
             ),
             (
                 lambda x, y: self.cut_mark(x + 12, y, 8),

@@ -175,9 +175,7 @@ class Steps(Sheet):
         side = HALF_H if other_row < row else -HALF_H
         near = (self.x(step), self.y(row) + side)
         far = (self.x(other_step), self.y(other_row) - side)
-        self.picture.line(
-            [(far[0] + BESIDE, far[1]), (near[0] + BESIDE, near[1])], VALUE, 1.2
-        )
+        self.picture.line([(far[0] + BESIDE, far[1]), (near[0] + BESIDE, near[1])], VALUE, 1.2)
         colour = GRADIENT if reached else UNUSED
         self.picture.arrow(
             (near[0] - BESIDE, near[1]),
