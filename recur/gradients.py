@@ -257,7 +257,8 @@ class Gradients:
 
     def __init__(self, model: Any, weights: dict[str, Param]) -> None:
         self._weights = weights
-        self._ties = ties(model)
+        self._model = model
+        self._again: dict[str, str] | None = None
         self.flats = [np.empty(n, dtype) for dtype, n in _sizes(weights.values()).items()]
         """One vector for each dtype, in the order in which the parameters have them."""
         self._arrays = dict(zip(weights, _views(weights.values(), self.flats), strict=True))
@@ -295,12 +296,19 @@ class Gradients:
             )
         return found[1]
 
+    @property
+    def _ties(self) -> dict[str, str]:
+        """Where a shared parameter is met again, and its first path; found when first asked for."""
+        if self._again is None:
+            self._again = ties(self._model)
+        return self._again
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: held for name, held in self.__dict__.items() if name != "_arrays"}
+        return {"_weights": self._weights, "_again": self._ties, "flats": self.flats}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # in a copy, too, the arrays are views of the vectors
-        views = _views(self._weights.values(), self.flats)
+        self.__dict__.update(state, _model=None, _missing=frozenset(), _starts={})
+        views = _views(self._weights.values(), self.flats)  # in a copy they are views, too
         self._arrays = dict(zip(self._weights, views, strict=True))
 
     def _fit(self, model: Any, weights: dict[str, Param]) -> None:
@@ -314,7 +322,7 @@ class Gradients:
                 "changed. Start again with into=None."
             )
         self._weights = weights
-        self._ties = ties(model)
+        self._model, self._again = model, None
 
     def _take(self, sweep: Sweep, accumulate: bool, starts: dict[int, Start]) -> None:
         stood_for = {id(p) for start in starts.values() for p in start.instead_of}
@@ -336,9 +344,10 @@ class Gradients:
         return self._find(str(key))
 
     def _find(self, path: str) -> Any:
-        path = self._ties.get(path, path)
         if path in self._arrays:
             return self._at(path)
+        if path in self._ties:
+            return self._at(self._ties[path])
         if any(known.startswith(f"{path}.") for known in (*self._arrays, *self._ties)):
             return _Branch(self, path)
         hint = ""
