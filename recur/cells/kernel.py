@@ -34,15 +34,17 @@ class Packed:
     names    the weights that the cell has
     weights  what gradient flows into, in that order; None for a constant
     key      each weight with its version: equal keys mean equal numbers
+    form     what else the kernel depends on
     stamp    `writes.stamp` when the key was last found true; None if a look at it proves nothing
     """
 
-    __slots__ = ("kernel", "key", "names", "stamp", "weights")
+    __slots__ = ("form", "kernel", "key", "names", "stamp", "weights")
 
     def __init__(
-        self, kernel: Any, names: tuple, weights: tuple, key: tuple, stamp: int | None
+        self, kernel: Any, names: tuple, weights: tuple, key: tuple, form: tuple, stamp: int | None
     ) -> None:
         self.kernel = kernel
+        self.form = form
         self.names = names
         self.weights = weights
         self.key = key
@@ -50,6 +52,8 @@ class Packed:
 
     def check(self, *, of_x: bool, of_state: bool) -> None:
         """Raises `TapeError` if a weight that the backward multiplies with was written since."""
+        if self.stamp == writes.stamp:
+            return
         for name, (weight, version) in zip(self.names, self.key, strict=True):
             needed = of_x if name == "Wi" else of_state and name not in ("b", "bh")
             if needed and type(weight) is Param:
@@ -64,7 +68,7 @@ class KernelCell(WeightedCell):
     run as separate operations.  A subclass gives `build` besides what `WeightedCell` asks for.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"_packed"})
+    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_changes"})
     _packed: Packed | None = None
 
     def build(self, **weights: np.ndarray | None) -> Any:
@@ -72,12 +76,35 @@ class KernelCell(WeightedCell):
         raise NotImplementedError
 
     def fields(self) -> list[tuple[str, Any]]:
-        return [(name, x) for name, x in super().fields() if name != "_packed"]
+        return [(name, x) for name, x in super().fields() if name not in self.transient]
+
+    def form(self) -> tuple:
+        """What a kernel depends on besides the weights."""
+        return ()
 
     def __setattr__(self, name: str, new: Any) -> None:
         super().__setattr__(name, new)
-        if name in self.weight_names:
-            writes.bump()  # the packed weights are stale, though perhaps no Param was written
+        self._replaced()
+
+    def _rename(self, old: str, new: str, computed: dict[str, Any]) -> None:
+        super()._rename(old, new, computed)
+        self._replaced()
+
+    def _replaced(self) -> None:
+        """Lets every holder of packed weights look again, though perhaps no Param was written."""
+        self._change_counter().bump()
+        writes.bump()
+
+    def _change_counter(self) -> _kernels.Version:
+        return self.__dict__.setdefault("_changes", _kernels.Version())
+
+    def counters(self) -> tuple[_kernels.Version, ...] | None:
+        """The counters that move when a weight is written or replaced; None if one is computed."""
+        weights = [getattr(self, name) for name in self.weight_names if not self.computed_weights]
+        if any(type(w) is not Param for w in weights if w is not None) or not weights:
+            return None
+        counters = (counter for w in weights if w is not None for counter in w.counters)
+        return (self._change_counter(), *counters)
 
     @classmethod
     def from_arrays(cls, Wi: Any, Wh: Any, b: Any = None, **more: Any) -> KernelCell:
@@ -126,10 +153,12 @@ class KernelCell(WeightedCell):
         key = tuple((w, w.version) if type(w) is Param else (peek(w), 0) for w in weights.values())
         if self.computed_weights or any(type(w) is not Param for w in weights.values()):
             stamp = None
-        kernel = held.kernel if held is not None and _same(held.key, key) else self._build(weights)
+        form = self.form()
+        known = held is not None and held.form == form and _same(held.key, key)
+        kernel = held.kernel if held is not None and known else self._build(weights)
         names = tuple(weights)
-        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, stamp)
-        kept = packed if stamp is not None else Packed(kernel, names, (), key, None)
+        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, form, stamp)
+        kept = packed if stamp is not None else Packed(kernel, names, (), key, form, None)
         object.__setattr__(self, "_packed", kept)
         return packed
 
@@ -147,7 +176,9 @@ class KernelCell(WeightedCell):
         if kernel is None:
             return super().run_step(x, state, layer)
         vector = x.ndim == 1
-        x_rows = rows(x).reshape(-1, kernel.n_in)
+        x_rows = rows(x)
+        if vector:
+            x_rows = x_rows[None]
         before = tuple(map(rows, state))
         if current() is None:
             after = kernel.step(x_rows, *before)

@@ -81,6 +81,9 @@ class RNNCell(KernelCell):
         name: Any = ops.name_of(self.act)
         return _kernels.RNNKernel(**weights, act=name) if name in _KERNEL_ACTS else None
 
+    def form(self) -> tuple:
+        return (self.act,)
+
     def equations(self, x: Any, *state: Any) -> tuple[State, Any]:
         (h,) = state
         h = self.act(_affine(self.Wi, x, self.b) + product(self.Wh, h))
@@ -115,6 +118,13 @@ class _GatedCell(KernelCell):
                 f"{self.title}: gate_act is {gate_act!r}, expected 'sigmoid' or 'hard_sigmoid'."
             )
         self.gate_act = name
+
+    def form(self) -> tuple:
+        return (self.gate_act,)
+
+    def candidate(self, x: Any) -> Any:
+        """What may be written to the state, before its gate, when the step runs as operations."""
+        return ops.tanh(x)
 
     def _gate(self, x: Any) -> Any:
         return ops.sigmoid(x) if self.gate_act == "sigmoid" else ops.hard_sigmoid(x)
@@ -190,7 +200,7 @@ class LSTMCell(_GatedCell):
         if self.peephole is not None:
             p = self.peephole
             i, f = i + p[0][:, None] * c, f + p[1][:, None] * c
-        c = self._gate(f) * c + self._gate(i) * ops.tanh(n)
+        c = self._gate(f) * c + self._gate(i) * self.candidate(n)
         if self.peephole is not None:
             u = u + p[2][:, None] * c
         h = self._gate(u) * ops.tanh(c)
@@ -259,7 +269,7 @@ class GRUCell(_GatedCell):
         if self.bh is not None:
             hn = hn + self.bh[:, None]
         r, z = self._gate(xr + hr), self._gate(xz + hz)
-        n = ops.tanh(xn + r * hn)
+        n = self.candidate(xn + r * hn)
         h = (1 - z) * n + z * h
         return (h,), h
 
@@ -322,7 +332,7 @@ class GRUv3Cell(_GatedCell):
         xr, xz, xn = ops.split(_affine(self.Wi, x, self.b), 3)
         hr, hz = ops.split(product(self.Wh, h), 2)
         r, z = self._gate(xr + hr), self._gate(xz + hz)
-        n = ops.tanh(xn + product(self.Whh, r * h))
+        n = self.candidate(xn + product(self.Whh, r * h))
         h = (1 - z) * n + z * h
         return (h,), h
 

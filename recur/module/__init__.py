@@ -30,7 +30,7 @@ from recur.module.initialisers import (
     zeros,
 )
 from recur.module.inputs import converted, features
-from recur.module.modes import journal, testmode, trainmode, transaction
+from recur.module.modes import in_transaction, journal, testmode, trainmode, transaction
 from recur.module.parameters import (
     Params,
     buffers,
@@ -71,6 +71,7 @@ __all__ = [
     "glorot_normal",
     "glorot_uniform",
     "identity_init",
+    "in_transaction",
     "is_active",
     "journal",
     "kaiming_normal",
