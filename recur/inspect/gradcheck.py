@@ -57,7 +57,7 @@ def gradcheck(
         passed, leaves = _leaves(args, tape)
         if not leaves:
             raise TypeError("gradcheck: no argument is a float64 array or holds parameters.")
-        surroundings = _Surroundings((f, args))
+        surroundings = Surroundings((f, args))
         try:
             weights, gradients = _gradients(f, passed, leaves, tape, rng)
             slopes = []
@@ -163,7 +163,7 @@ def _moved(leaf: Tensor | Param, by: np.ndarray) -> Iterator[None]:
             leaf._value = before
 
 
-class _Surroundings:
+class Surroundings:
     """What a call of f may change: states, generators, masks, running statistics."""
 
     def __init__(self, held: Any) -> None:
