@@ -43,9 +43,9 @@ class Bands(Sheet):
     start_room = 30.0
     shows_values = False
 
-    def __init__(self, history: History, names: dict[Any, str]) -> None:
+    def __init__(self, history: History, names: dict[Any, str], with_legend: bool) -> None:
         self.column_width = min(WIDEST, TOGETHER / max(history.columns, 1))
-        super().__init__(history, names)
+        super().__init__(history, names, with_legend)
 
     def draw(self) -> None:
         self.axis(_nice(40 / self.column_width))

@@ -17,11 +17,12 @@ from recur.tape import Tape
 MOST_BOXES = 24  # steps, above which stretches of them are drawn as bands
 
 
-def draw(tape: Tape, model: Any = None) -> Picture:
+def draw(tape: Tape, model: Any = None, *, legend: bool = True) -> Picture:
     """A picture of the recurrent steps on a tape, and of where the gradients of its losses went.
 
     tape   a `Tape(log=True)`, open or ended
     model  what the recurrent layers are parts of: rows are then named by their paths
+    legend whether the marks are explained below
 
     Steps run from left to right, layers lie above one another, the first at the bottom, losses on
     top.  Blue arrows are gradient; where one is missing, none flows.  A red line is a `truncate`;
@@ -46,6 +47,6 @@ def draw(tape: Tape, model: Any = None) -> Picture:
         if isinstance(part, Recur) and path:
             names[part] = f"{path}: {part.title}"
     kind: type[Sheet] = Steps if history.columns <= MOST_BOXES else Bands
-    sheet = kind(history, names)
+    sheet = kind(history, names, legend)
     sheet.draw()
     return sheet.picture

@@ -35,7 +35,7 @@ class Sheet:
     start_room: float  # between the names of the layers and the first step
     shows_values = True  # whether states that go on have a line of their own
 
-    def __init__(self, history: History, names: dict[Any, str]) -> None:
+    def __init__(self, history: History, names: dict[Any, str], with_legend: bool) -> None:
         self.history = history
         self.layers = list(history.calls)
         self.names = [names.get(layer, layer.title) for layer in self.layers]
@@ -46,17 +46,17 @@ class Sheet:
         self.top = 16 + self.lane_height * lanes
         self.bottom = self.top + self.row_height * len(self.layers)
         right = self.left + self.column_width * history.columns + 24
-        legend = self.legend()
-        wide = max(right, 560.0)
+        legend = self.legend() if with_legend else []
+        wide = max(right, 560.0) if legend else right
         places, lines = _flow([words for _, words in legend], wide)
-        self.picture = Picture(wide, self.bottom + 40 + LEGEND_LINE * lines, self._title())
+        self.picture = Picture(wide, self.bottom + 24 + LEGEND_LINE * lines, self._title())
         self.place = {
             id(call): (row, call)
             for row, layer in enumerate(self.layers)
             for call in history.calls[layer]
         }
         for (mark, words), (x, line) in zip(legend, places, strict=True):
-            y = self.bottom + 44 + LEGEND_LINE * line
+            y = self.bottom + 40 + LEGEND_LINE * line
             mark(x, y)
             self.picture.text(x + 30, y + 4, words, size=11, fill=PALE_INK)
         for row, name in enumerate(self.names):
@@ -197,4 +197,4 @@ def _flow(words: Sequence[str], width: float) -> tuple[list[tuple[float, int]], 
             x, line = 16.0, line + 1
         places.append((x, line))
         x += wide
-    return places, line + 1
+    return places, line + bool(words)
