@@ -788,6 +788,7 @@ def test_sliding_windows_run_each_step_with_its_own_mask(rng):
     plain.cell.compute_weight("Wh", ByStep())
 
     def brute(m):
+        m.reset()
         ys = []
         for step in range(6):
             if step == 2:
