@@ -128,9 +128,9 @@ def save_npz(model: Any, path: AnyPath, flux: str = "0.16") -> None:
     Arrays are in Fortran order, so NPZ.jl reads them without a transpose; positions count from 1:
     `layers.1.cell.Wi`.  In Julia, with a model of the same make:
 
-        using NPZ, Functors
+        using NPZ; import Functors
         w = npzread("model.npz")
-        model = fmap_with_path((p, x) -> get(w, join(p.keys, "."), x), model)
+        model = Functors.fmap_with_path((p, x) -> get(w, join(p.keys, "."), x), model)
 
     flux  the version that will read it.  Before 0.15 initial states are saved as `state0`; later
           ones have none
@@ -144,7 +144,7 @@ def save_npz(model: Any, path: AnyPath, flux: str = "0.16") -> None:
         raise ValueError(f'save_npz: flux is {flux!r}, expected a version, "0.16".') from None
     arrays = named_arrays(model, stateless=minor >= 15)
     with atomic_writer(path) as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def describe(path: AnyPath) -> str:
