@@ -13,6 +13,7 @@ from recur.module.base import (
 )
 from recur.module.copies import destructure, f32, f64
 from recur.module.initialisers import (
+    charge,
     child_generator,
     floating,
     generator,
@@ -54,6 +55,7 @@ __all__ = [
     "Params",
     "buffers",
     "build_model",
+    "charge",
     "child_generator",
     "children",
     "converted",
