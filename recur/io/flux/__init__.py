@@ -18,11 +18,11 @@ from recur.errors import FormatError
 from recur.files import AnyPath, atomic_writer
 from recur.io import bson, jld2
 from recur.io.flux.build import Builder
-from recur.io.flux.describe import era, tree_lines
 from recur.io.flux.fill import fill, fill_in_order
 from recur.io.flux.find import layers_inside, model_of, parameters, select
 from recur.io.flux.npz import named_arrays
 from recur.io.flux.old import gru_from_dense
+from recur.io.flux.outline import era, tree_lines
 
 __all__ = ["describe", "gru_from_dense", "load", "load_into", "read", "save_npz"]
 
