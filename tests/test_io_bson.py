@@ -357,14 +357,12 @@ def test_reading_a_large_array_takes_little_more_memory_than_the_array(tmp_path)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("source", ["written", "real"])
+@pytest.mark.parametrize("source", ["written", *(["real"] if REAL.exists() else [])])
 def test_the_documents_equal_those_of_pymongo(source):
     oracle = pytest.importorskip("bson")
     files = [sample(), sample(random.Random(1))]
     if source == "real":
         files = [path.read_bytes() for path in sorted(REAL.glob("*.bson"))]
-        if not files:
-            pytest.skip("the real files are not here")
     for data in files:
         from recur.io._source import Source
 

@@ -387,7 +387,7 @@ def test_reading_a_large_array_takes_little_more_memory_than_the_array(tmp_path)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("source", ["written", "real"])
+@pytest.mark.parametrize("source", ["written", *(["real"] if REAL.exists() else [])])
 def test_arrays_equal_those_of_h5py(source, tmp_path):
     h5py = pytest.importorskip("h5py")
     paths = sorted(REAL.glob("*.jld2"))
@@ -395,8 +395,6 @@ def test_arrays_equal_those_of_h5py(source, tmp_path):
         for i, options in enumerate(WRITERS.values()):
             (tmp_path / f"{i}.jld2").write_bytes(sample(**options, width=1))
         paths = sorted(tmp_path.glob("*.jld2"))
-    elif not paths:
-        pytest.skip("the real files are not here")
     for path in paths:
         with open(path, "rb") as file:
             mine = jld2.read(file)
