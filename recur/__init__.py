@@ -133,6 +133,7 @@ from recur.ops import (
     vcat,
 )
 from recur.optim import (
+    ASGD,
     AdaBelief,
     AdaDelta,
     AdaGrad,
@@ -149,6 +150,7 @@ from recur.optim import (
     Momentum,
     NAdam,
     Nesterov,
+    NonMonotonicTrigger,
     OAdam,
     OptimiserChain,
     RAdam,
@@ -159,8 +161,12 @@ from recur.optim import (
     Warmup,
     WeightDecay,
     adjust,
+    averaged,
     freeze,
     setup,
+    start_averaging,
+    swap_in_average,
+    swap_out_average,
     thaw,
     update,
 )
@@ -203,6 +209,7 @@ from recur.train import (
 )
 
 __all__ = [
+    "ASGD",
     "GRU",
     "LSTM",
     "RNN",
@@ -248,6 +255,7 @@ __all__ = [
     "Momentum",
     "NAdam",
     "Nesterov",
+    "NonMonotonicTrigger",
     "OAdam",
     "OptimiserChain",
     "Parallel",
@@ -279,6 +287,7 @@ __all__ = [
     "__version__",
     "activity_penalty",
     "adjust",
+    "averaged",
     "batch",
     "batchseq",
     "buffers",
@@ -350,10 +359,13 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "start_averaging",
     "state_dict",
     "states",
     "stop_gradient",
     "summary",
+    "swap_in_average",
+    "swap_out_average",
     "swish",
     "tanh",
     "tbptt",

@@ -412,6 +412,7 @@ def test_projected_lstm_feeds_back_and_gives_out_the_projection(dtype, rng):
 
 
 @pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 def test_projected_lstm_agrees_with_torch(rng):
     torch = pytest.importorskip("torch")
     layer = Recur(projected(np.float32, rng))
