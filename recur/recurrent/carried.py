@@ -34,13 +34,14 @@ class Carried(Module):
     """What a recurrent layer holds besides its way of stepping: see `Recur`."""
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_live", "_stepper", "_entered", "_reset_in", "_callers"}
+        {"_lock", "_reading", "_live", "_stepper", "_entered", "_reset_in", "_callers"}
     )
     cell: Any
     init_grad: str
     on_batch_change: str
     _init: Any
-    _lock: threading.Lock
+    _lock: threading.Lock  # held during a call
+    _reading: bool = False  # or for a moment, while the state is fetched
     _live: Stepper | None = None  # what holds the state while a stream runs: see `Recur`
     _stepper: Stepper | None = None  # the last of these, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
@@ -118,14 +119,23 @@ class Carried(Module):
     def _state(self) -> Any:
         """START, or the state in the layer's own form: parts (n, B) or (n,), or any tree."""
         if self._live is not None:
-            (parts,) = self._live.states()
-            self._state = tuple(part.T for part in parts)
+            with self._lock:  # waits for a step that is under way in another thread
+                object.__setattr__(self, "_reading", True)
+                self._end_stream()
+                object.__setattr__(self, "_reading", False)
         return self.__dict__["_state"]
 
     @_state.setter
     def _state(self, new: Any) -> None:
         self.__dict__["_state"] = new
         self.__dict__["_live"] = None
+
+    def _end_stream(self) -> None:
+        """Fetches the state from where a stream runs; whoever calls holds the lock."""
+        live = self._live
+        if live is not None:
+            (parts,) = live.states()
+            object.__setattr__(self, "_state", tuple(part.T for part in parts))
 
     @property
     def at_start(self) -> bool:

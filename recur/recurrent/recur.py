@@ -120,16 +120,17 @@ class Recur(Carried):
         remat: int | None = None,
     ) -> Any:
         if not self._lock.acquire(blocking=False):
-            raise StateError(
-                f"{self.title}: this layer is inside a call already, of another thread or of its "
-                "own cell; two calls at once would mix up its state. Give each thread a copy: "
-                "copy.deepcopy(model)."
-            )
+            self._wait_for_reader()
         try:
             tape = current()
             y = None
-            if len(xs) == 1 and lengths is mask is truncate_every is remat is None:
-                y = self._streamed(xs[0]) if tape is None else self._recorded(xs[0], tape)
+            single = len(xs) == 1 and lengths is mask is truncate_every is remat is None
+            if self._live is not None:
+                y = self._streamed(xs[0]) if single and tape is None else None
+                if y is None:
+                    self._end_stream()
+            elif single and tape is not None:
+                y = self._recorded(xs[0], tape)
             if y is None:
                 y = self._general(xs, Options(lengths, mask, truncate_every, remat), tape)
             if tape is not None:
@@ -138,13 +139,21 @@ class Recur(Carried):
         finally:
             self._lock.release()
 
+    def _wait_for_reader(self) -> None:
+        """Gets the lock if its holder only reads the state; raises if it is a call."""
+        if not (self._reading and self._lock.acquire(timeout=1)):
+            raise StateError(
+                f"{self.title}: this layer is inside a call already, of another thread or of its "
+                "own cell; two calls at once would mix up its state. Give each thread a copy: "
+                "copy.deepcopy(model)."
+            )
+
     # A single step takes one of two short ways.  Each gives None for whatever it does not know, has
     # changed nothing then, and leaves it to the general one, which knows all cases and all errors.
 
     def _streamed(self, x: Any) -> Any:
         """One step outside a scope, in one call: the state lies in the kernel's own memory."""
-        live = self._live
-        return None if live is None or in_transaction() else live(x)
+        return None if self._live is None or in_transaction() else self._live(x)
 
     def _recorded(self, x: Any, tape: Tape) -> Any:
         """One step inside a scope, from a state that has the batch of x."""
