@@ -12,7 +12,8 @@ from recur import ops
 from recur.errors import ShapeError
 from recur.module import Module, register, transaction
 from recur.recurrent.recur import Recur
-from recur.tape import Operand, current, peek
+from recur.recurrent.walk import Options
+from recur.tape import Operand, peek
 
 
 def flip(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -59,14 +60,14 @@ def check_sequence(layer: Module, x: Any, layout: str) -> int:
     return shape[time_axis(layout)]
 
 
-def real_steps(layer: Module, x: Any, steps: int, options: Options) -> np.ndarray | None:
+def real_steps(layer: Module, x: Any, steps: int, time: int, options: Options) -> np.ndarray | None:
     """The checked mask (B, T) of the steps that are no padding, None where all are real."""
-    step = x[0] if isinstance(x, (list, tuple)) and x else x
-    shape = np.shape(peek(step))
-    if len(shape) == 3:
-        batch = shape[1] if steps == shape[2] else shape[2]
+    if isinstance(x, (list, tuple)):
+        shape = np.shape(peek(x[0])) if x else ()
+        batch = shape[1] if len(shape) == 2 else 1
     else:
-        batch = shape[1] if len(shape) == 2 and step is not x else 1
+        shape = np.shape(peek(x))
+        batch = shape[1 if time == -1 else 2] if len(shape) == 3 else 1
     return options.alive(repr(layer), batch, steps)
 
 
@@ -101,9 +102,10 @@ class Reversed(Module):
         remat: int | None = None,
     ) -> Any:
         steps = check_sequence(self, x, self.layer.layout)
+        time = time_axis(self.layer.layout)
+        alive = real_steps(self, x, steps, time, Options(lengths, mask))
         options = {"truncate_every": truncate_every, "remat": remat}
-        alive = real_steps(self, x, steps, Options(lengths, mask))
-        return backwards(self.layer, x, time_axis(self.layer.layout), alive, options)
+        return backwards(self.layer, x, time, alive, options)
 
     def parts(self) -> list[tuple[str, Any]]:
         return [("", self.layer)]
@@ -171,7 +173,7 @@ class Bidirectional(Module):
         options = {"truncate_every": truncate_every, "remat": remat}
         with transaction():
             ahead = self.forward(x, lengths=lengths, mask=mask, **options)
-            alive = real_steps(self, x, steps, Options(lengths, mask))
+            alive = real_steps(self, x, steps, time, Options(lengths, mask))
             behind = backwards(self.backward, x, time, alive, options)
             if isinstance(x, (list, tuple)):
                 return [ops.concatenate(pair) for pair in zip(ahead, behind, strict=True)]
