@@ -11,7 +11,7 @@ from recur import _kernels, ops
 from recur.cells.base import State
 from recur.cells.weighted import WeightedCell
 from recur.errors import ShapeError
-from recur.module import numeric, zeros
+from recur.module import new_param, numeric, zeros
 from recur.tape import (
     Node,
     Op,
@@ -126,9 +126,18 @@ class KernelCell(WeightedCell):
             )
         wide = getattr(Wi, "dtype", None) == np.float64
         more.setdefault("dtype", np.float64 if wide else np.float32)
-        make: Any = cls
-        cell: KernelCell = make(Wi.shape[1], Wh.shape[1], init=zeros, bias=False, **more)
-        for name, weight in weights.items():
+        n_in, n_out = Wi.shape[1], Wh.shape[1]
+        make: Any = cls  # a cell of the least size: its weights are given up at once
+        cell: KernelCell = make(min(n_in, 1), min(n_out, 1), init=zeros, bias=False, **more)
+        cell.n_in, cell.n_out = n_in, n_out
+        for name, shape in cell.shapes().items():
+            title, wanted = f"{cell.title}.{name}", cell.holds_param(name)
+            object.__setattr__(cell, name, None)
+            weight = weights.get(name)
+            if weight is None and wanted:
+                weight = new_param(title, cls.fill.get(name, zeros), shape, dtype=more["dtype"])
+            elif isinstance(weight, np.ndarray):
+                weight = Param(weight.astype(more["dtype"], copy=False), title)
             if weight is not None:
                 setattr(cell, name, weight)
         return cell
