@@ -83,7 +83,7 @@ class _Reader:
         self._file = file
         self._made: dict[int, Any] = {}
         self._datatypes: dict[int, _Datatype] = {}
-        self._ghosts: dict[int, Any] = {}
+        self._ghosts: dict[Type, Any] = {}
         self._unfilled = size  # elements that arrays without data may still have
 
     def root(self) -> Task:
