@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import recur
-from recur import GRU, LSTM, Chain, Dense, Param, Recur, Tape, reset, truncate
+from recur import GRU, LSTM, Bidirectional, Chain, Dense, Param, Recur, Tape, reset, truncate
 from recur.errors import TapeError
 from recur.inspect import draw
 from recur.inspect.bands import _bands
@@ -203,6 +203,25 @@ def test_a_sequence_without_steps_is_no_call_and_loses_no_mark():
     assert [call.marks for call in calls_of(tape, m)] == [[], ["cut"]]
 
 
+def test_the_layer_that_runs_backwards_is_turned_round():
+    m = Bidirectional.of(LSTM, 3, 4)
+    with Tape(log=True) as tape:
+        tape.backward(m(np.ones((3, 5, 7)), truncate_every=3).sum())
+    history = History(tape.events)
+    (ahead,), (behind,) = history.calls[m.forward], history.calls[m.backward]
+    assert not ahead.backwards and ahead.cut_columns == [3, 6]
+    assert behind.backwards and behind.cut_columns == [4, 1]
+    assert [tuple(band[:2]) for band in _bands([behind])] == [(0, 1), (1, 4), (4, 7)]
+    assert [band.before for band in _bands([behind])] == ["cut", "cut", "init"]
+    few = draw(tape)
+    inits = [float(e.get("x")) for e in elements(few, "text") if e.text == "init"]
+    boxes = [float(e.get("x")) for e in elements(few, "rect") if e.get("stroke") == BLUE]
+    assert min(inits) < min(boxes) and max(inits) > max(boxes)
+    with Tape(log=True) as tape:
+        reset(m)(np.ones((3, 5, 40)), truncate_every=9)
+    draw(tape)
+
+
 # Pictures.
 
 
@@ -289,7 +308,7 @@ def test_a_reset_ends_a_band_and_says_where_it_starts_again():
         y = m(np.ones((3, 5, 20)))
         tape.backward(y.sum())
     bands = _bands(calls_of(tape, m))
-    assert [tuple(band) for band in bands] == [(0, 30, False, "init"), (30, 50, True, "init")]
+    assert [tuple(band[:4]) for band in bands] == [(0, 30, False, "init"), (30, 50, True, "init")]
     draw(tape)
 
 

@@ -32,6 +32,7 @@ class Band(NamedTuple):
     stop: int
     reached: bool
     before: str  # "cut", "init", "learned", "value", "handed", "nothing", "linked"
+    backwards: bool = False  # what lies before is then at the right
 
 
 class Bands(Sheet):
@@ -52,8 +53,11 @@ class Bands(Sheet):
         self._curtains()
         self._losses()
         for row, layer in enumerate(self.layers):
-            for band in _bands(self.history.calls[layer]):
+            bands = _bands(self.history.calls[layer])
+            for band in bands:
                 self._band(row, band)
+            for band in bands:
+                self._mark(row, band)
             if "cut" in self.history.after.get(layer, ()):
                 self.cut_mark(self._edge(self.history.calls[layer][-1].end), self.y(row), HALF + 5)
         for row, call in self.place.values():
@@ -76,20 +80,28 @@ class Bands(Sheet):
         title = f"{self.names[row]}, steps {band.start + 1} to {band.stop}"
         self.picture.box(left, y - HALF, right - left, 2 * HALF, fill=fill, title=title)
         colour = GRADIENT if band.reached else UNUSED
+        begin, end = (right, left) if band.backwards else (left, right)
         if right - left > 8:
-            self.picture.arrow((right - 1, y + 5), (left + 3, y + 5), colour, 1.6, head=6)
+            inward = 1 if end > begin else -1
+            tip = (begin + 3 * inward, y + 5)
+            self.picture.arrow((end - inward, y + 5), tip, colour, 1.6, head=6)
         if right - left > 9 + 6 * len(steps):
             self.picture.text(
                 (left + right) / 2, y - 1, steps, size=10, anchor="middle", fill=PALE_INK
             )
+
+    def _mark(self, row: int, band: Band) -> None:
+        """What lies before a band, at the end where it begins."""
+        y, left, right = self.y(row), self._edge(band.start), self._edge(band.stop)
+        begin = right if band.backwards else left
         if band.before == "cut":
-            self.cut_mark(left, y, HALF + 5, min(2.0, 0.5 * (right - left)))
+            self.cut_mark(begin, y, HALF + 5, min(2.0, 0.5 * (right - left)))
         elif band.before in ("init", "learned"):
-            self.init_mark(left, y, band.before == "learned", 5)
+            self.init_mark(begin, y, band.before == "learned", 5)
         elif band.before == "value":
-            self.value_mark(left, y, 4)
+            self.value_mark(begin, y, 4)
         elif band.before == "nothing":
-            self.picture.line([(left, y - HALF), (left, y + HALF)], VALUE, 1.2)
+            self.picture.line([(begin, y - HALF), (begin, y + HALF)], VALUE, 1.2)
 
     # ------------------------------------------------------------ between rows
 
@@ -156,14 +168,15 @@ def _bands(calls: Sequence[Call]) -> list[Band]:
     bands: list[Band] = []
     for i, call in enumerate(calls):
         before = _before(calls, i)
-        for start, stop in _stretches(call):
-            if start > call.column:
-                before = "cut"
+        bounds = [call.column, *sorted(call.cut_columns), call.end]
+        for start, stop in itertools.pairwise(bounds):
+            first = stop == call.end if call.backwards else start == call.column
+            kind = before if first else "cut"
             last = bands[-1] if bands else None
-            if before == "linked" and last is not None and last.reached == call.reached:
+            if kind == "linked" and last is not None and last.reached == call.reached:
                 bands[-1] = last._replace(stop=stop)
             else:
-                bands.append(Band(start, stop, call.reached, before))
+                bands.append(Band(start, stop, call.reached, kind, call.backwards))
     return bands
 
 
@@ -171,6 +184,8 @@ def _before(calls: Sequence[Call], i: int) -> str:
     call = calls[i]
     if call.at_start:
         return "learned" if call.learned else "init"
+    if call.backwards:
+        return "value"
     if continues(calls, i) and calls[i - 1].end == call.column:
         return "linked"
     if "cut" in call.marks:
@@ -178,11 +193,6 @@ def _before(calls: Sequence[Call], i: int) -> str:
     if call.state_from or call.earlier:
         return "handed"
     return "value" if brought_in(calls, i) else "nothing"
-
-
-def _stretches(call: Call) -> list[tuple[int, int]]:
-    bounds = [0, *call.cuts, call.steps]
-    return [(call.column + a, call.column + b) for a, b in itertools.pairwise(bounds)]
 
 
 def _runs(columns: Iterable[int]) -> list[tuple[int, int]]:

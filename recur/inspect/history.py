@@ -21,6 +21,7 @@ class Call:
     input_from  the recorded calls from which its input comes
     earlier     whether its state comes from a scope that has ended
     reached     whether the sweep of some loss passed through it
+    backwards   whether its first step is the last in time, as in one half of a `Bidirectional`
     """
 
     layer: Any
@@ -35,12 +36,18 @@ class Call:
     input_from: list[Call] = field(default_factory=list)
     earlier: bool = False
     reached: bool = False
+    backwards: bool = False
     seqs: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
-        """The column after its last step."""
+        """The column after all of its steps."""
         return self.column + self.steps
+
+    @property
+    def cut_columns(self) -> list[int]:
+        """Columns whose left edge is a cut."""
+        return [self.end - cut if self.backwards else self.column + cut for cut in self.cuts]
 
 
 @dataclass(eq=False)
@@ -68,6 +75,7 @@ class History:
         self._inputs: dict[int, list[int]] = {}  # of every recorded operation
         self._owners: dict[int, Call] = {}  # inside which call an operation ran
         self._open: list[Call] = []
+        self._turned: Any = None  # the layer whose next call runs backwards
         swept: list[int] = []
         for event in events:
             if event["kind"] == "loss":
@@ -88,7 +96,12 @@ class History:
         kind, layer = event["kind"], event["layer"]
         if kind == "enter":
             marks = self.after.pop(layer, [])
-            self._open.append(Call(layer, event["at_start"], marks, event["inputs"]))
+            call = Call(layer, event["at_start"], marks, event["inputs"])
+            call.backwards = self._turned is layer
+            self._turned = None
+            self._open.append(call)
+        elif kind == "backwards":
+            self._turned = layer
         elif kind == "leave":
             self._leave(layer, event["steps"])
         elif kind == "cut" and "step" in event:

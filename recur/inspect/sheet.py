@@ -49,7 +49,8 @@ class Sheet:
         legend = self.legend() if with_legend else []
         wide = max(right, 560.0) if legend else right
         places, lines = _flow([words for _, words in legend], wide)
-        self.picture = Picture(wide, self.bottom + 24 + LEGEND_LINE * lines, self._title())
+        below = 36 + LEGEND_LINE * lines if legend else 24
+        self.picture = Picture(wide, self.bottom + below, self._title())
         self.place = {
             id(call): (row, call)
             for row, layer in enumerate(self.layers)
@@ -147,7 +148,10 @@ class Sheet:
             (
                 lambda x, y: self.value_mark(x + 12, y, 5),
                 "starts from a state given as a value",
-                any(brought_in(calls, 0) for calls in self.history.calls.values()),
+                any(
+                    brought_in(calls, 0) or any(c.backwards and not c.at_start for c in calls)
+                    for calls in self.history.calls.values()
+                ),
             ),
             (
                 lambda x, y: self.picture.box(

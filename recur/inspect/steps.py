@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recur.inspect.history import Call, Loss
+from recur.inspect.picture import Point
 from recur.inspect.sheet import (
     CUT,
     GRADIENT,
@@ -86,6 +87,9 @@ class Steps(Sheet):
     def _start(self, row: int, calls: Sequence[Call], i: int) -> None:
         """What lies between a call and where its state comes from."""
         call, y = calls[i], self.y(row)
+        if call.backwards:
+            self._start_from_the_right(row, call)
+            return
         edge = self.x(call.column) - HALF_W
         if call.at_start:
             self._from_init(row, call, edge)
@@ -114,29 +118,42 @@ class Steps(Sheet):
         if "cut" in call.marks:
             self._cut(middle, row)
 
+    def _start_from_the_right(self, row: int, call: Call) -> None:
+        edge = self.x(call.end - 1) + HALF_W
+        if call.at_start:
+            self._from_init(row, call, edge)
+        else:
+            self._value_line(edge, edge + 20, self.y(row))
+            self.value_mark(edge + 24, self.y(row) + VALUE_Y, 5, "the state came in as a value")
+
     def _from_init(self, row: int, call: Call, edge: float) -> None:
         y = self.y(row)
-        x = edge - 24
+        side = 1 if call.backwards else -1
+        x = edge + 24 * side
         kind = "a parameter" if call.learned else "a constant"
         self._value_line(x, edge, y)
         if call.learned:
             colour = LEARNED if call.reached else UNUSED
-            self.picture.arrow((edge, y + GRADIENT_Y), (x + 7, y + GRADIENT_Y), colour, 2.0)
+            tip = (x - 7 * side, y + GRADIENT_Y)
+            self.picture.arrow((edge, y + GRADIENT_Y), tip, colour, 2.0)
         self.init_mark(x, y, call.learned, 7, f"{self.names[row]} starts from init, {kind}")
         self.picture.text(x, y - 13, "init", size=10, anchor="middle", fill=PALE_INK)
         if "cut" in call.marks:
-            self._cut(x - 15, row)
+            self._cut(x + 15 * side, row)
 
     def _inside(self, row: int, call: Call) -> None:
         for step in range(call.column + 1, call.end):
-            before, edge = self.x(step - 1) + HALF_W, self.x(step) - HALF_W
-            if step - call.column in call.cuts:
-                self._value_line(before, edge, self.y(row))
-                self._cut((before + edge) / 2, row)
+            left, right = self.x(step - 1) + HALF_W, self.x(step) - HALF_W
+            if step in call.cut_columns:
+                self._value_line(left, right, self.y(row))
+                self._cut((left + right) / 2, row)
+            elif call.backwards:
+                self._link(right, left, self.y(row), call.reached)
             else:
-                self._link(before, edge, self.y(row), call.reached)
+                self._link(left, right, self.y(row), call.reached)
 
     def _link(self, before: float, edge: float, y: float, reached: bool) -> None:
+        """The value's line and the gradient's arrow from the box at `edge` to the one before."""
         self._value_line(before, edge, y)
         colour = GRADIENT if reached else UNUSED
         self.picture.arrow(
@@ -175,14 +192,28 @@ class Steps(Sheet):
         side = HALF_H if other_row < row else -HALF_H
         near = (self.x(step), self.y(row) + side)
         far = (self.x(other_step), self.y(other_row) - side)
-        self.picture.line([(far[0] + BESIDE, far[1]), (near[0] + BESIDE, near[1])], VALUE, 1.2)
-        colour = GRADIENT if reached else UNUSED
-        self.picture.arrow(
-            (near[0] - BESIDE, near[1]),
-            (far[0] - BESIDE, far[1]),
-            colour,
-            2.0 if reached else 1.2,
-        )
+        colour, width = (GRADIENT, 2.0) if reached else (UNUSED, 1.2)
+        if abs(other_row - row) == 1:
+            self.picture.line([(far[0] + BESIDE, far[1]), (near[0] + BESIDE, near[1])], VALUE, 1.2)
+            start, tip = (near[0] - BESIDE, near[1]), (far[0] - BESIDE, far[1])
+            self.picture.arrow(start, tip, colour, width)
+            return
+        # Past the boxes of the rows between, which have no part in it.
+        turn = 9.0 if side > 0 else -9.0
+        value, gradient = (self._detour(near, far, beside, turn) for beside in (1, -1))
+        self.picture.line(value, VALUE, 1.2)
+        self.picture.line(gradient[:-1], colour, width)
+        self.picture.arrow(gradient[-2], gradient[-1], colour, width)
+
+    def _detour(self, near: Point, far: Point, beside: int, turn: float) -> list[Point]:
+        """A way from box to box that leaves the column to its right (1) or left (-1)."""
+        end, out = 3 * BESIDE * beside, (HALF_W + 5) * beside
+        return [
+            (near[0] + end, near[1]),
+            (near[0] + out, near[1] + turn),
+            (far[0] + out, far[1] - turn),
+            (far[0] + end, far[1]),
+        ]
 
     def _loss(self, loss: Loss, lane: int, number: int) -> None:
         x, y = self.x(loss.column), self.loss_y(lane)

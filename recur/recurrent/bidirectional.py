@@ -13,7 +13,7 @@ from recur.errors import ShapeError
 from recur.module import Module, register, transaction
 from recur.recurrent.recur import Recur
 from recur.recurrent.walk import Options
-from recur.tape import Operand, peek
+from recur.tape import Operand, current, peek
 
 
 def flip(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -43,6 +43,9 @@ def backwards(
     Time and mask are flipped together, so padding never counts.
     """
     flipped = None if mask is None else mask[:, ::-1]
+    tape = current()
+    if tape is not None and tape.events is not None:
+        tape.log("backwards", layer=layer)  # pictures turn its next call round
     y = layer(reversed_time(x, time), mask=flipped, **options)
     return reversed_time(y, time)
 
