@@ -13,6 +13,7 @@ import pytest
 
 import recur
 from recur import GRU, LSTM, RNN, Chain, Dense, GRUv3, Param, Recur, Tape, ops
+from recur.recurrent import recur as recur_module
 from recur.regularise import WeightDrop
 
 LAYERS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU, "GRUv3": GRUv3}
@@ -128,8 +129,15 @@ def test_options_and_activations_that_are_changed_are_seen(rng):
     m.cell.act = twin.cell.act = lambda x: ops.tanh(x) * 0.5
     follow(m, twin, rng)
     m.strict_dtype = True
-    with pytest.raises(recur.ShapeError, match="strict_dtype"):
-        m(np.ones(3, np.float32))
+    for _ in range(2):
+        with pytest.raises(recur.ShapeError, match="strict_dtype"):
+            m(np.ones(3, np.float32))
+        with Tape():
+            m(np.ones(3))
+            with pytest.raises(recur.ShapeError, match="strict_dtype"):
+                m(np.ones(3, np.float32))
+        for _ in range(3):
+            m(np.ones(3))
     m, _ = pair("GRU")
     m(np.ones((3, 3)))
     m(np.ones((3, 3)))
@@ -141,6 +149,49 @@ def test_options_and_activations_that_are_changed_are_seen(rng):
     follow(m, twin, rng)
     m.cell.gate_act = twin.cell.gate_act = "hard_sigmoid"
     follow(m, twin, rng)
+
+
+@pytest.mark.parametrize("scope", [False, True])
+def test_two_axes_are_one_sample_with_layout_ftb_whatever_came_before(scope):
+    m = GRU(3, 5, layout="ftb")
+    with Tape() if scope else recur.paused():
+        for _ in range(3):
+            m(np.ones((3, 2, 4)))
+        with pytest.raises(recur.BatchSizeError, match="batch 4, x has batch 1"):
+            m(np.ones((3, 4)))
+
+
+def test_a_weight_assigned_to_itself_lets_the_stream_go_on(rng):
+    m, twin = pair("GRU")
+    follow(m, twin, rng)
+    m.cell.Wh = m.cell.Wh
+    follow(m, twin, rng)
+    assert m._live is not None and m._live.fresh
+
+
+def test_a_write_while_a_stream_begins_is_seen(rng, monkeypatch):
+    m, twin = pair("GRU")
+    stepper, written = recur_module.Stepper, []
+
+    def slow_to_begin(*args, **options):
+        if not written:
+            written.append(1)
+            m.cell.Wh[...] = twin.cell.Wh[...] = 0.5
+        return stepper(*args, **options)
+
+    xs = rng.normal(size=(2, 3))
+    want = [slow(twin, x) for x in xs]
+    monkeypatch.setattr(recur_module, "Stepper", slow_to_begin)
+    near(tuple(map(m, xs)), tuple(want))
+    assert written
+    follow(m, twin, rng)
+
+
+def test_a_recorded_input_of_another_dtype_is_converted_and_gets_its_gradient(rng):
+    m = LSTM(3, 5)
+    x = rng.normal(size=(3, 2))
+    dx = recur.gradient(lambda x: [m(x), m(x), m(x).sum()][2], x)
+    assert dx.dtype == np.float64 and dx.all()
 
 
 def test_dropped_weights_are_seen_by_a_running_stream(rng):
@@ -216,11 +267,11 @@ def test_a_failed_chain_gives_back_the_state_of_a_running_stream(rng):
 
     chain = Chain(m, last)
     follow(m, twin, rng)
-    before = m.state
+    assert m._live is not None
     broken.append(1)
     with pytest.raises(RuntimeError):
         chain(np.ones(3))
-    near(m.state, before)
+    near(m.state, twin.state)
     broken.clear()
     for _ in range(3):
         x = rng.normal(size=3)

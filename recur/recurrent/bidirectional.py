@@ -65,6 +65,7 @@ def check_sequence(layer: Module, x: Any, layout: str) -> int:
 
 def real_steps(layer: Module, x: Any, steps: int, time: int, options: Options) -> np.ndarray | None:
     """The checked mask (B, T) of the steps that are no padding, None where all are real."""
+    shape: tuple[int, ...]
     if isinstance(x, (list, tuple)):
         shape = np.shape(peek(x[0])) if x else ()
         batch = shape[1] if len(shape) == 2 else 1
