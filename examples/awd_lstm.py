@@ -50,6 +50,7 @@ from recur import (
     temporal_activity_penalty,
 )
 from recur.losses import logitcrossentropy
+from recur.train import History, train
 
 # ---------------------------------------------------------------------- text
 
@@ -282,7 +283,7 @@ class Run:
 
     model: AWDLSTM
     opt: Any
-    history: recur.train.History
+    history: History
     held_out: float  # perplexity
 
 
@@ -294,6 +295,7 @@ def learn(
     updates: int,
     seed: int = 0,
     checkpoint: str | None = None,
+    checkpoint_every: int = 20,
     progress: bool = True,
     callbacks: Iterable[Any] = (),
 ) -> Run:
@@ -317,7 +319,7 @@ def learn(
         return f"loss {event.loss:.3f}"
 
     trigger = [NonMonotonicTrigger(settings.patience)] if settings.averaging else []
-    history = recur.train(
+    history = train(
         lambda model, x, y: cost(model, x, y, settings)[0],
         model,
         windows,
@@ -328,6 +330,7 @@ def learn(
         validate_every=max(1, updates // 20),
         callbacks=[*trigger, *callbacks],
         checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         resume=True,
         generators={"windows": windows.generator},
         progress=shown if progress else False,
