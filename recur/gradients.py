@@ -23,13 +23,16 @@ def gradient(
 
     f is called inside a scope with the arguments and returns one number.
 
-    args  models (anything that holds parameters): the result is a `Gradients`.
-          Arrays and numbers, also inside lists, tuples and dicts: new arrays of their shapes.
-          A `Param`: an array.  `params(m)` as the only argument: f takes none, as in Flux's
-          implicit style.  Integer arrays and what holds no numbers are passed on: None.
-    into  an earlier result of the same call: its arrays are written, all of them (zeros where f
-          does not reach), and it is returned.  They are not read, unless `accumulate` adds.
-    keep_history  lets recurrent states keep their past, so that a later scope's loss reaches it.
+    args
+        Models (anything that holds parameters): the result is a `Gradients`.  Arrays and numbers,
+        also inside lists, tuples and dicts: new arrays of their shapes.  A `Param`: an array.
+        `params(m)` as the only argument: f takes none, as in Flux's implicit style.  Integer
+        arrays and what holds no numbers are passed on: None.
+    into
+        An earlier result of the same call: its arrays are written, all of them (zeros where f does
+        not reach), and it is returned.  They are not read, unless `accumulate` adds.
+    keep_history
+        Lets recurrent states keep their past, so that a later scope's loss reaches it.
 
     One argument gives one result, several give a tuple.  No `.grad` is touched.  If f raises,
     calls that had completed keep their states, as values.
@@ -241,6 +244,8 @@ def _write(out: np.ndarray, grad: np.ndarray | None, accumulate: bool) -> None:
 class Gradients:
     """The gradient of a model: an array for each parameter, zeros where the loss did not reach.
 
+    ::
+
         g["layers.0.cell.Wh"]     by path, as `state_dict` names it
         g.layers[0].cell.Wh       by attributes and indices
         g[m.layers[0].cell.Wh]    by parameter
@@ -252,7 +257,8 @@ class Gradients:
 
     def __init__(self, model: Any, weights: dict[str, Param]) -> None:
         self._weights = weights
-        self._ties = ties(model)
+        self._model = model
+        self._again: dict[str, str] | None = None
         self.flats = [np.empty(n, dtype) for dtype, n in _sizes(weights.values()).items()]
         """One vector for each dtype, in the order in which the parameters have them."""
         self._arrays = dict(zip(weights, _views(weights.values(), self.flats), strict=True))
@@ -290,12 +296,19 @@ class Gradients:
             )
         return found[1]
 
+    @property
+    def _ties(self) -> dict[str, str]:
+        """Where a shared parameter is met again, and its first path; found when first asked for."""
+        if self._again is None:
+            self._again = ties(self._model)
+        return self._again
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: held for name, held in self.__dict__.items() if name != "_arrays"}
+        return {"_weights": self._weights, "_again": self._ties, "flats": self.flats}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # in a copy, too, the arrays are views of the vectors
-        views = _views(self._weights.values(), self.flats)
+        self.__dict__.update(state, _model=None, _missing=frozenset(), _starts={})
+        views = _views(self._weights.values(), self.flats)  # in a copy they are views, too
         self._arrays = dict(zip(self._weights, views, strict=True))
 
     def _fit(self, model: Any, weights: dict[str, Param]) -> None:
@@ -309,7 +322,7 @@ class Gradients:
                 "changed. Start again with into=None."
             )
         self._weights = weights
-        self._ties = ties(model)
+        self._model, self._again = model, None
 
     def _take(self, sweep: Sweep, accumulate: bool, starts: dict[int, Start]) -> None:
         stood_for = {id(p) for start in starts.values() for p in start.instead_of}
@@ -331,9 +344,10 @@ class Gradients:
         return self._find(str(key))
 
     def _find(self, path: str) -> Any:
-        path = self._ties.get(path, path)
         if path in self._arrays:
             return self._at(path)
+        if path in self._ties:
+            return self._at(self._ties[path])
         if any(known.startswith(f"{path}.") for known in (*self._arrays, *self._ties)):
             return _Branch(self, path)
         hint = ""
@@ -425,7 +439,7 @@ def flatten_parameters(model: Any) -> list[FlatBuffer]:
     """Moves the parameters of a model into one vector for each dtype, laid out like `Gradients`.
 
     The parameters stay the same objects with the same values; each now is a view of
-    `buffer.array`, so that one operation on the vector reaches all of them:
+    `buffer.array`, so that one operation on the vector reaches all of them::
 
         (flat,) = flatten_parameters(model)
         with flat.writing() as w:

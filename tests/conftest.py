@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -52,6 +53,15 @@ def pytest_make_collect_report(collector):
         report.outcome = "failed"
         report.longrepr = f"skipped under --no-skips: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run in an empty folder: a Python that a test starts looks first where it is started."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("work"))
+    yield
+    os.chdir(before)
 
 
 @pytest.fixture(params=["float32", "float64"])

@@ -368,6 +368,10 @@ class Jld2:
         self.data[at + 16 : at + 16 + len(data)] = data
         self.heap_used += need
         self.heap_index += 1
+        size = struct.unpack_from("<Q", self.data, self.heap_at + 8)[0]
+        if size - self.heap_used >= 16:  # object 0 is the free space; the HDF5 library wants it
+            free = struct.pack("<QQ", 0, size - self.heap_used)
+            self.data[at + need : at + need + 16] = free
         return struct.pack("<IQI", count, self.heap_at, self.heap_index - 1)
 
     def text(self, value: str) -> bytes:
@@ -586,7 +590,7 @@ class Jld2:
             layout = struct.pack("<BBBBB", 4, 2, 2, len(dims) + 1, self.width)
             layout += b"".join(n.to_bytes(self.width, "little") for n in (*dims, size))
             layout += struct.pack("<BQIQ", 1, len(stored), 0, self.place(stored))
-        elif len(data) < self.compact:
+        elif len(data) < (self.compact if dims else 8192):
             layout = struct.pack("<BBH", 4, 0, len(data)) + data
         else:
             layout = struct.pack("<BBQQ", 4, 1, self.place(data), len(data))

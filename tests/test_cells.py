@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recur import ops
-from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell
+from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell, floats
 from recur.errors import BatchSizeError, ShapeError, StateError, TapeError
 from recur.gradients import flatten_parameters, gradient, withgradient
 from recur.inspect import gradcheck
@@ -510,6 +510,20 @@ def test_an_activation_of_ones_own_runs_as_operations(rng):
 
 
 @four_cells
+def test_an_activation_or_gate_that_is_replaced_is_seen(kind, rng):
+    cell = make(kind, np.float64, rng)
+    x, state = rng.normal(size=(N_IN, 2)), start(cell, 2, rng)
+    before = cell(cell.wrap(state), x)[1]
+    if kind == "rnn":
+        cell.act = ops.relu
+    else:
+        cell.gate_act = "hard_sigmoid"
+    after = cell(cell.wrap(state), x)[1]
+    assert not np.allclose(before, after)
+    np.testing.assert_allclose(after, twin(cell, state, x)[0], atol=1e-12)
+
+
+@four_cells
 def test_a_weight_computed_from_parameters_passes_its_gradient_on(kind, rng):
     cell = make(kind, np.float64, rng)
     raw = cell.Wh.value
@@ -590,6 +604,52 @@ def test_inputs_may_be_overwritten_after_a_recorded_call(kind, rng):
     kept, written = gradient(lambda c: f(c, False), cell), gradient(lambda c: f(c, True), cell)
     for path in named_params(cell):
         np.testing.assert_array_equal(kept[path], written[path])
+
+
+@four_cells
+@pytest.mark.parametrize("form", ["vector", "columns", "time-major"])
+def test_arrays_in_the_kernel_s_own_layout_are_copied_too(kind, form, rng):
+    cell = make(kind, np.float64, rng)
+    x = {
+        "vector": rng.normal(size=N_IN),
+        "columns": np.asfortranarray(rng.normal(size=(N_IN, 2))),
+        "time-major": rng.normal(size=(3, 2, N_IN)).T,
+    }[form]
+    state = cell.initial_state()
+
+    def f(cell, overwrite):
+        given = x.copy(order="K")
+        if given.ndim == 3:
+            y = cell.run_sequence(floats("x", "x", given, cell.dtype), start_of(cell, 2))[1]
+        else:
+            y = cell(state, given)[1]
+        if overwrite:
+            given[...] = np.nan
+        return (y * y).sum()
+
+    kept, written = gradient(lambda c: f(c, False), cell), gradient(lambda c: f(c, True), cell)
+    for path in named_params(cell):
+        np.testing.assert_array_equal(kept[path], written[path])
+
+
+def start_of(cell, batch):
+    return tuple(np.zeros((n, batch), cell.dtype) for n in cell.state_sizes)
+
+
+@four_cells
+def test_a_kept_graph_may_be_swept_again_with_the_same_result(kind, rng):
+    cell = make(kind, np.float64, rng)
+    x, X = rng.normal(size=(N_IN, 2)), rng.normal(size=(N_IN, 2, 3))
+    with Tape() as tape:
+        state, y = cell(cell.wrap(start(cell, 2, rng)), x)
+        after, Y = cell.run_sequence(X, state if isinstance(state, tuple) else (state,))
+        loss = (y * y).sum() + (Y * Y).sum() + after[-1].sum()
+        sweeps = [
+            tape.gradient(loss, params(cell), keep_graph=keep) for keep in (True, True, False)
+        ]
+    for other in sweeps[1:]:
+        for a, b in zip(sweeps[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @four_cells

@@ -107,7 +107,7 @@ def test_a_text_too_short_for_the_windows_says_so(in_tmp_path, capsys):
     code, _, err = run(capsys, "train", "short.txt")
     assert code == 1
     assert err == (
-        "recur: short.txt: 5 characters are too few for 32 streams of 64 steps. Lower --batch or "
+        "recur: short.txt: 5 characters are too few for 32 streams of 32 steps. Lower --batch or "
         "--steps, or give more text.\n"
     )
 

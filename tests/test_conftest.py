@@ -33,6 +33,15 @@ import pytest
 def test_fails_as_expected():
     raise AssertionError
 """
+IMPORTS = """
+import subprocess, sys
+
+def test_here():
+    import recur
+
+def test_in_a_process_of_its_own():
+    subprocess.run([sys.executable, "-c", "import recur"], check=True)
+"""
 
 
 def run(folder: Path, test: str, *options: str) -> tuple[int, str]:
@@ -66,5 +75,5 @@ def test_an_expected_failure_is_no_skip(tmp_path):
 def test_a_package_lying_unbuilt_beside_the_tests_is_not_imported(tmp_path):
     (tmp_path / "recur").mkdir()
     (tmp_path / "recur" / "__init__.py").write_text("raise RuntimeError('unbuilt')")
-    code, output = run(tmp_path, "def test_import():\n    import recur\n")
+    code, output = run(tmp_path, IMPORTS)
     assert code == 0, output

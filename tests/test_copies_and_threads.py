@@ -214,6 +214,27 @@ def test_two_threads_that_step_one_layer_never_mix_up_its_state():
         np.testing.assert_array_equal(a, b)
 
 
+def test_reading_the_state_from_another_thread_disturbs_no_stream():
+    m, twin = (LSTM(16, 64, rng=np.random.default_rng(0)) for _ in range(2))
+    x = np.ones((16, 8), np.float32)
+    stop = threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            assert m.state is not None
+
+    threads = [threading.Thread(target=watch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            np.testing.assert_array_equal(m(x), twin(x))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
 @pytest.mark.parametrize("scope", [False, True])
 def test_a_state_recorded_in_another_thread_s_open_scope_is_refused(scope):
     m = GRU(2, 3)

@@ -204,6 +204,7 @@ def test_two_layers_share_a_learned_start_and_their_gradients_add(rng):
     a = Recur(cell, rng.normal(size=3), learn_init=True)
     b = Recur(cell, a.init)
     assert b.init is a.init
+    assert Recur(cell, a.init, learn_init=True).init is a.init
     assert len(recur.params([a, b])) == 4
     x, z = rng.normal(size=(2, 2, 4))
     both = recur.gradient(lambda ms: (ms[0](x) + ms[1](z)).sum(), [a, b])

@@ -217,7 +217,7 @@ _LEVELS = {
 @pytest.mark.parametrize("kind", sorted(_LEVELS))
 def test_nesting_may_be_deeper_than_pythons_stack(kind):
     first, *repeated = _LEVELS[kind]
-    levels = [first, *repeated * 50_000]
+    levels = [first, *repeated * 20_000]
     heads, body, tails = [], struct.pack("<i", 5) + b"\0", []
     size = len(body)
     for head, tail in reversed(levels):
@@ -229,7 +229,7 @@ def test_nesting_may_be_deeper_than_pythons_stack(kind):
     while isinstance(got, (dict, list, tuple, Struct)) and len(got):
         got = got["a"] if isinstance(got, dict) else got[0]
         depth += 1
-    assert depth >= 50_000
+    assert depth >= 20_000
 
 
 def sample(rng=None) -> bytes:
@@ -274,7 +274,7 @@ def try_to_read(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(st.data())
 def test_mutated_files_raise_nothing_but_format_errors(data):
     file = bytearray(sample())
@@ -321,7 +321,7 @@ json_like = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(json_like, st.lists(json_like, max_size=4))
 def test_documents_of_any_shape_raise_nothing_but_format_errors(doc, backrefs):
     try_to_read(bson_bytes({"x": doc, "_backrefs": backrefs}))
@@ -357,14 +357,12 @@ def test_reading_a_large_array_takes_little_more_memory_than_the_array(tmp_path)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("source", ["written", "real"])
+@pytest.mark.parametrize("source", ["written", *(["real"] if REAL.exists() else [])])
 def test_the_documents_equal_those_of_pymongo(source):
     oracle = pytest.importorskip("bson")
     files = [sample(), sample(random.Random(1))]
     if source == "real":
         files = [path.read_bytes() for path in sorted(REAL.glob("*.bson"))]
-        if not files:
-            pytest.skip("the real files are not here")
     for data in files:
         from recur.io._source import Source
 

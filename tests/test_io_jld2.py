@@ -257,7 +257,7 @@ def try_to_read(data: bytes) -> None:
         pass
 
 
-@settings(max_examples=600)
+@settings(max_examples=120)
 @given(st.sampled_from([{}, {"version": "0.2.0", "compact": 0}, {"compress": True}]), st.data())
 def test_mutated_files_raise_nothing_but_format_errors(options, data):
     file = bytearray(sample(**options))
@@ -269,7 +269,24 @@ def test_mutated_files_raise_nothing_but_format_errors(options, data):
     try_to_read(bytes(file))
 
 
-@settings(max_examples=300)
+def test_field_names_that_are_no_strings_are_passed_over():
+    """Found by mutation: the attribute held lists, which do not hash."""
+    value = S(T("Main.Mine"), {"f": fn("Base.sin"), "x": 1.0})
+    writer = Jld2("0.2.0")
+    plain = writer.attribute
+
+    def damaged(name, datatype, space, data):
+        if name == "field_names":
+            datatype = datatype[:9] + b"\0" + datatype[10:]  # no longer a string
+            datatype = datatype[:1] + b"\0" + datatype[2:]
+        return plain(name, datatype, space, data)
+
+    writer.attribute = damaged
+    got = read(writer.file({"value": value}))["value"]
+    assert got.names == ("x",)
+
+
+@settings(max_examples=60)
 @given(st.data())
 def test_mutated_addresses_raise_nothing_but_format_errors(data):
     """Every u64 that is an address is pointed at the start of another structure."""
@@ -370,7 +387,7 @@ def test_reading_a_large_array_takes_little_more_memory_than_the_array(tmp_path)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("source", ["written", "real"])
+@pytest.mark.parametrize("source", ["written", *(["real"] if REAL.exists() else [])])
 def test_arrays_equal_those_of_h5py(source, tmp_path):
     h5py = pytest.importorskip("h5py")
     paths = sorted(REAL.glob("*.jld2"))
@@ -378,26 +395,38 @@ def test_arrays_equal_those_of_h5py(source, tmp_path):
         for i, options in enumerate(WRITERS.values()):
             (tmp_path / f"{i}.jld2").write_bytes(sample(**options, width=1))
         paths = sorted(tmp_path.glob("*.jld2"))
-    elif not paths:
-        pytest.skip("the real files are not here")
     for path in paths:
         with open(path, "rb") as file:
             mine = jld2.read(file)
         with h5py.File(path, "r") as file:
-            for name, value in mine.items():
-                if isinstance(value, np.ndarray) and value.size:
-                    theirs = file[name][()]
-                    if value.dtype.kind == "c":
-                        theirs = theirs["re"] + 1j * theirs["im"]
-                    np.testing.assert_array_equal(value, theirs.T)
-                elif isinstance(value, Struct) and source == "real":
-                    record = file[name][()]
-                    for field, array in value.items():
-                        theirs = record[field]
-                        if isinstance(array, np.ndarray):
-                            np.testing.assert_array_equal(array, file[theirs][()].T)
-                        else:
-                            assert array == theirs
+            for name in mine:
+                if isinstance(file[name], h5py.Dataset) and file[name].shape is not None:
+                    compare(mine[name], file[name][()], file)
+
+
+def compare(mine, theirs, file) -> None:
+    """Compare a value with what h5py reads, following its references."""
+    h5py = pytest.importorskip("h5py")
+    if isinstance(theirs, h5py.Reference):
+        target = file[theirs]
+        if target.shape is not None:
+            compare(mine, target[()], file)
+    elif isinstance(mine, (Struct, tuple)):
+        names = list(mine) if isinstance(mine, Struct) else [str(i + 1) for i in range(len(mine))]
+        for name in theirs.dtype.names:
+            if name != "me":  # which is a cycle
+                compare(mine[names.index(name)], theirs[name], file)
+    elif isinstance(mine, np.ndarray) and mine.dtype.kind == "c":
+        np.testing.assert_array_equal(mine, (theirs["re"] + 1j * theirs["im"]).T)
+    elif isinstance(mine, np.ndarray):
+        np.testing.assert_array_equal(mine, np.asarray(theirs).T)
+    elif isinstance(mine, list):
+        for one, other in zip(mine, theirs, strict=True):
+            compare(one, other, file)
+    elif isinstance(mine, str) and not isinstance(theirs, np.void):
+        assert mine.encode() == (theirs if isinstance(theirs, bytes) else theirs.tobytes())
+    elif isinstance(mine, (bool, int, float)):
+        assert mine == theirs
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real files are not here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from recur.errors import FormatError, StateError
 from recur.io import safetensors
-from recur.io.model import load, pack, save
+from recur.io.model import load, pack, save, unpack
 from recur.layers import (
     BatchNorm,
     Chain,
@@ -226,6 +227,37 @@ def test_mutated_descriptions_raise_only_format_errors(tmp_path_factory, data):
         load(path)
     except FormatError:
         pass
+
+
+def places(tree, path=()):
+    """Where a description holds a number, a truth value or nothing."""
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, part in parts:
+        if isinstance(part, dict | list):
+            yield from places(part, (*path, key))
+        elif not isinstance(part, str):
+            yield (*path, key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("number", [10**9, 10**6, [10**5, 10**5], -1, 2**70])
+def test_no_number_in_a_description_claims_memory_that_the_file_does_not_have(name, number):
+    arrays, metadata = pack(MODELS[name](), include_state=True)
+    for *path, last in places(json.loads(metadata["model"])):
+        description = json.loads(metadata["model"])
+        place = description
+        for key in path:
+            place = place[key]
+        place[last] = number
+        tracemalloc.start()
+        try:
+            unpack(arrays, {**metadata, "model": json.dumps(description)}, "file")
+        except FormatError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 1_000_000, (*path, last)
 
 
 def test_embedding_and_its_strides_come_back(tmp_path):

@@ -149,6 +149,8 @@ def test_keywords_that_an_operation_has_are_passed_on(tape):
     recorded(np.sum(t, axis=0, keepdims=True), X.sum(0, keepdims=True))
     recorded(np.var(t, axis=1, ddof=1), X.var(1, ddof=1))
     recorded(np.clip(t, a_min=0, a_max=None), X.clip(0))
+    recorded(ops.clip(t, min=-1, max=1), X.clip(-1, 1))
+    recorded(t.clip(max=0.5), X.clip(max=0.5))
 
 
 @pytest.mark.parametrize("keywords", [{"dtype": np.float32}, {"where": X > 0}, {"initial": 1.0}])
@@ -256,6 +258,8 @@ def test_the_truth_of_one_number_is_a_function_of_its_value(tape):
     assert not t[0, 0] * 0
     assert t.sum() > 0
     with pytest.raises(TypeError, match=r"ambiguous.*recur\.value\(t\)"):
+        bool(t)
+    with paused(), pytest.raises(ValueError, match="ambiguous"):  # as of any array
         bool(t)
 
 

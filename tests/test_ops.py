@@ -132,6 +132,14 @@ def examples():
     yield "power", "array of exponents", lambda x: x**exponents, lambda x: x**exponents, (A,)
     for key, args in {"both": (-0.6, 0.4), "low": (-0.6, None), "high": (None, 0.4)}.items():
         yield "clip", key, lambda x, a=args: ops.clip(x, *a), lambda x, a=args: np.clip(x, *a), (A,)
+    lows = numbers(2, 3, 1, seed=11) - 1
+    yield (
+        "clip",
+        "arrays that broadcast",
+        lambda x: ops.clip(x, lows, max=0.4),
+        lambda x: np.clip(x, lows, 0.4),
+        (A,),
+    )
     mask = A > B
     yield (
         "where",

@@ -12,6 +12,7 @@ import pytest
 import recur
 from recur import GRU, LSTM, RNN, Chain, Dense, Dropout, GRUv3, Recur, Tape, ops, tbptt
 from recur.module import Module
+from recur.regularise import WeightDrop, resample
 
 LAYERS = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU, "GRUv3": GRUv3}
 KS = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 3), (3, 2), (4, 7), (5, 5), (9, 20)]
@@ -457,3 +458,44 @@ def test_arguments_are_checked_before_the_first_step():
 def test_inside_an_open_scope_it_says_so(rng):
     with Tape(), pytest.raises(recur.TapeError, match="scope is already open"):
         next(tbptt(make("GRU"), rng.normal(size=(3, 2, 4)), loss_fn, k1=2, k2=2))
+
+
+def dropped():
+    return WeightDrop(make("GRU"), "Wh", 0.5, rng=np.random.default_rng(7))
+
+
+@pytest.mark.parametrize("resampled", [False, True])
+@pytest.mark.parametrize(("k1", "k2"), [(1, 3), (2, 3), (3, 2), (2, 5)])
+def test_dropped_weights_keep_their_mask_for_the_run_and_each_step_its_own(k1, k2, resampled, rng):
+    xs = list(rng.normal(size=(8, 3, 2)))
+    model, seen, got, new_from = dropped(), [], [], 8
+
+    def loss(ys, t):
+        seen.append(model.mask("Wh").copy())
+        return loss_fn(ys, t)
+
+    for i, result in enumerate(kept(tbptt(model, xs, loss, k1=k1, k2=k2))):
+        got.append(result)
+        if resampled and i == 1:
+            resample(model)
+            new_from = losses_of(8, k1)[i]
+    first, last = seen[0], seen[-1]
+    assert np.array_equal(first, last) is not resampled
+
+    class Stepping(Module):
+        """The same layer, told its mask at each step."""
+
+        def __init__(self):
+            self.inner = dropped()
+
+        def __call__(self, x):
+            t = next(t for t, known in enumerate(xs) if known is x)
+            self.inner.set_mask("Wh", first if t < new_from else last)
+            return self.inner(x)
+
+    twin = Stepping()
+    want = list(kept(brute(twin, xs, k1, k2)))
+    for (a, g), (b, h) in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+        for path in recur.named_params(model):
+            np.testing.assert_allclose(g[path], h[f"inner.{path}"], atol=1e-12)

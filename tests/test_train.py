@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from recur.data import windows
+from recur.data import DataLoader, windows
 from recur.errors import FormatError, RecurError, ShapeError, StateError
 from recur.gradients import withgradient
 from recur.io import safetensors
@@ -262,7 +262,7 @@ class Counter:
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
-@pytest.mark.parametrize("kind", ["list", "windows"])
+@pytest.mark.parametrize("kind", ["list", "windows", "loader"])
 def test_a_resumed_run_gives_the_numbers_of_one_that_never_stopped(tmp_path, kind, stop):
     """Stopped after any update: weights, states, optimiser, generators, data, callbacks."""
 
@@ -298,7 +298,10 @@ def test_a_resumed_run_gives_the_numbers_of_one_that_never_stopped(tmp_path, kin
             return batches(7)
         rng = np.random.default_rng(3)
         x, y = (rng.standard_normal((n, 200)).astype(np.float32) for n in (3, 2))
-        return windows((x, y), batch=4, steps=6)
+        if kind == "windows":
+            return windows((x, y), batch=4, steps=6)
+        x, y = (a.reshape(-1, 4, 50) for a in (x, y))
+        return DataLoader((x, y), batchsize=7, shuffle=True)
 
     model, opt, counter, history = go()
     path = tmp_path / "run.safetensors"

@@ -128,8 +128,9 @@ def test_states_and_outputs_of_ones_own_cell_share_no_memory():
     m.init[...] = 3.0
     np.testing.assert_array_equal(m.state, [0, 0])
     with Tape():
-        m(np.ones(2))
-    np.testing.assert_array_equal(m.state, [0, 0])
+        y = m(np.ones(2))
+        y[...] = 7.0
+        np.testing.assert_array_equal(m.state, [0, 0])
 
 
 def test_a_state_never_stays_an_alias_of_a_parameter():
@@ -139,6 +140,13 @@ def test_a_state_never_stays_an_alias_of_a_parameter():
         m(1.0)
         w[...] = 5.0
         np.testing.assert_array_equal(m.state, [1.0, 1.0])
+        w[...] = 1.0
+
+    with Tape():
+        m = Recur(lambda h, x: (w, h), np.zeros(2))
+        m(1.0)
+        w[...] = 5.0
+        np.testing.assert_array_equal(recur.value(m.state), [1.0, 1.0])
         w[...] = 1.0
 
     def f(w):
@@ -395,6 +403,16 @@ def test_reset_looks_only_at_calls_of_that_model_in_the_open_scope():
         recur.reset(b)  # the same code, another function
         with pytest.raises(recur.StateError):
             recur.reset(a)
+
+
+def test_noting_calls_keeps_no_model_alive_beyond_the_scope():
+    HIDDEN["layer"] = layer = GRU(2, 2)
+    model = Hiding()
+    with Tape():
+        model(np.ones((2, 3)))
+    gone = weakref.ref(model)
+    del model
+    assert gone() is None and layer is HIDDEN["layer"]
 
 
 def test_noting_calls_keeps_no_history_alive():

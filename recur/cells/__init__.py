@@ -13,6 +13,7 @@ from recur.cells.base import (
 )
 from recur.cells.kernel import KernelCell
 from recur.cells.standard import GRUCell, GRUv3Cell, LSTMCell, RNNCell
+from recur.cells.weighted import WeightedCell
 
 __all__ = [
     "Cell",
@@ -22,6 +23,7 @@ __all__ = [
     "LSTMCell",
     "LSTMState",
     "RNNCell",
+    "WeightedCell",
     "as_parts",
     "begin",
     "check_input",

@@ -107,10 +107,11 @@ class Cell(Module):
 
     def run_step(self, x: Any, state: State, layer: object = None) -> tuple[State, Any]:
         """One step on x (n_in,) or (n_in, B): (new state, output of x's number of axes)."""
-        if x.ndim == 2:
-            return self.equations(x, *state)
-        new, y = self.equations(x[:, None], *state)
-        return new, y[:, 0]
+        vector = x.ndim == 1
+        new, y = self.equations(x[:, None] if vector else x, *state)
+        if isinstance(y, np.ndarray):
+            y = y.copy(order="K")  # it may be a part of the state, which the caller must not reach
+        return new, y[:, 0] if vector else y
 
     def run_sequence(
         self,

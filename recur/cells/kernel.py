@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from recur import _kernels, ops
-from recur.cells.base import Cell, State
+from recur.cells.base import State
+from recur.cells.weighted import WeightedCell
 from recur.errors import ShapeError
 from recur.module import new_param, numeric, zeros
 from recur.tape import (
@@ -33,15 +34,17 @@ class Packed:
     names    the weights that the cell has
     weights  what gradient flows into, in that order; None for a constant
     key      each weight with its version: equal keys mean equal numbers
+    form     what else the kernel depends on
     stamp    `writes.stamp` when the key was last found true; None if a look at it proves nothing
     """
 
-    __slots__ = ("kernel", "key", "names", "stamp", "weights")
+    __slots__ = ("form", "kernel", "key", "names", "stamp", "weights")
 
     def __init__(
-        self, kernel: Any, names: tuple, weights: tuple, key: tuple, stamp: int | None
+        self, kernel: Any, names: tuple, weights: tuple, key: tuple, form: tuple, stamp: int | None
     ) -> None:
         self.kernel = kernel
+        self.form = form
         self.names = names
         self.weights = weights
         self.key = key
@@ -49,96 +52,59 @@ class Packed:
 
     def check(self, *, of_x: bool, of_state: bool) -> None:
         """Raises `TapeError` if a weight that the backward multiplies with was written since."""
+        if self.stamp == writes.stamp:
+            return
         for name, (weight, version) in zip(self.names, self.key, strict=True):
             needed = of_x if name == "Wi" else of_state and name not in ("b", "bh")
             if needed and type(weight) is Param:
                 check_version(weight, version)
 
 
-class KernelCell(Cell):
+class KernelCell(WeightedCell):
     """A cell whose step is one kernel call, also in a sequence and in backward.
 
     Weights are parameters, or tensors computed from parameters, or constants: any object with
     `shape`, `@` and `.T`.  With such a constant, or an activation of the user's, the same equations
-    run as separate operations.  A subclass gives `weight_names`, those of them that are `optional`,
-    `shapes`, `build` and `equations`.
+    run as separate operations.  A subclass gives `build` besides what `WeightedCell` asks for.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"_packed"})
-    weight_names: ClassVar[tuple[str, ...]] = ()
-    optional: ClassVar[frozenset[str]] = frozenset({"b"})
+    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_changes"})
     _packed: Packed | None = None
-    Wh: Any
-    b: Any
-
-    def __init__(
-        self,
-        n_in: int,
-        n_out: int,
-        absent: Collection[str],
-        *,
-        init: Any,
-        recurrent_init: Any,
-        bias_init: Any,
-        dtype: Any,
-        rng: np.random.Generator | None,
-    ) -> None:
-        for name, size in (("n_in", n_in), ("n_out", n_out)):
-            if not isinstance(size, (int, np.integer)) or isinstance(size, bool) or size < 1:
-                raise ShapeError(
-                    f"{type(self).__name__}: {name} is {size!r}, expected a positive integer."
-                )
-        self.n_in, self.n_out = int(n_in), int(n_out)
-        makers = {"Wi": init, "b": bias_init, "bh": bias_init}
-        for name, shape in self.shapes().items():
-            if name in absent:
-                object.__setattr__(self, name, None)  # keeps the weights in their order
-                continue
-            maker = makers.get(name, init if recurrent_init is None else recurrent_init)
-            if not callable(maker):
-                raise TypeError(
-                    f"{self.title}: the initialiser of {name} is a {type(maker).__name__}, "
-                    "expected a function such as recur.glorot_uniform. An initial state is given "
-                    "as init_state=; weights are assigned once the layer is made."
-                )
-            param = new_param(f"{self.title}.{name}", maker, shape, rng=rng, dtype=dtype)
-            object.__setattr__(self, name, param)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every weight, present or not, in the order of `weight_names`."""
-        raise NotImplementedError
 
     def build(self, **weights: np.ndarray | None) -> Any:
         """The kernel for these weights, or None if no kernel knows this cell's activation."""
         raise NotImplementedError
 
     def fields(self) -> list[tuple[str, Any]]:
-        return [(name, x) for name, x in super().fields() if name != "_packed"]
+        return [(name, x) for name, x in super().fields() if name not in self.transient]
+
+    def form(self) -> tuple:
+        """What a kernel depends on besides the weights."""
+        return ()
 
     def __setattr__(self, name: str, new: Any) -> None:
-        if name not in self.weight_names:
-            super().__setattr__(name, new)
-            return
-        super().__setattr__(name, self._weight(name, new))
-        writes.bump()  # the packed weights are stale, though perhaps no Param was written
+        super().__setattr__(name, new)
+        self._replaced()
 
-    def _weight(self, name: str, new: Any) -> Any:
-        """What may be assigned as weight `name`: its shape is checked, a first array is a Param."""
-        if new is None:
-            if name in self.optional:
-                return None
-            raise ShapeError(f"{self.title}.{name} cannot be None. Nothing was changed.")
-        if not hasattr(new, "shape"):
-            new = numeric(f"{self.title}.{name}", new)
-        shape = self.shapes()[name]
-        if tuple(new.shape) != shape:
-            raise ShapeError(
-                f"{self.title}.{name}: the new array has shape {tuple(new.shape)}, expected "
-                f"{shape}. Nothing was changed."
-            )
-        if isinstance(new, np.ndarray) and not self.holds_param(name):
-            return Param(new.astype(self.dtype), f"{self.title}.{name}")
-        return new
+    def _rename(self, old: str, new: str, computed: dict[str, Any]) -> None:
+        super()._rename(old, new, computed)
+        self._replaced()
+
+    def _replaced(self) -> None:
+        """Lets every holder of packed weights look again, though perhaps no Param was written."""
+        self._change_counter().bump()
+        writes.bump()
+
+    def _change_counter(self) -> _kernels.Version:
+        return self.__dict__.setdefault("_changes", _kernels.Version())
+
+    def counters(self) -> tuple[_kernels.Version, ...] | None:
+        """The counters that move when a weight is written or replaced; None if one is computed."""
+        weights = [getattr(self, name) for name in self.weight_names if not self.computed_weights]
+        if any(type(w) is not Param for w in weights if w is not None) or not weights:
+            return None
+        counters = (counter for w in weights if w is not None for counter in w.counters)
+        return (self._change_counter(), *counters)
 
     @classmethod
     def from_arrays(cls, Wi: Any, Wh: Any, b: Any = None, **more: Any) -> KernelCell:
@@ -160,9 +126,18 @@ class KernelCell(Cell):
             )
         wide = getattr(Wi, "dtype", None) == np.float64
         more.setdefault("dtype", np.float64 if wide else np.float32)
-        make: Any = cls
-        cell: KernelCell = make(Wi.shape[1], Wh.shape[1], init=zeros, bias=False, **more)
-        for name, weight in weights.items():
+        n_in, n_out = Wi.shape[1], Wh.shape[1]
+        make: Any = cls  # a cell of the least size: its weights are given up at once
+        cell: KernelCell = make(min(n_in, 1), min(n_out, 1), init=zeros, bias=False, **more)
+        cell.n_in, cell.n_out = n_in, n_out
+        for name, shape in cell.shapes().items():
+            title, wanted = f"{cell.title}.{name}", cell.holds_param(name)
+            object.__setattr__(cell, name, None)
+            weight = weights.get(name)
+            if weight is None and wanted:
+                weight = new_param(title, cls.fill.get(name, zeros), shape, dtype=more["dtype"])
+            elif isinstance(weight, np.ndarray):
+                weight = Param(weight.astype(more["dtype"], copy=False), title)
             if weight is not None:
                 setattr(cell, name, weight)
         return cell
@@ -187,10 +162,12 @@ class KernelCell(Cell):
         key = tuple((w, w.version) if type(w) is Param else (peek(w), 0) for w in weights.values())
         if self.computed_weights or any(type(w) is not Param for w in weights.values()):
             stamp = None
-        kernel = held.kernel if held is not None and _same(held.key, key) else self._build(weights)
+        form = self.form()
+        known = held is not None and held.form == form and _same(held.key, key)
+        kernel = held.kernel if held is not None and known else self._build(weights)
         names = tuple(weights)
-        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, stamp)
-        kept = packed if stamp is not None else Packed(kernel, names, (), key, None)
+        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, form, stamp)
+        kept = packed if stamp is not None else Packed(kernel, names, (), key, form, None)
         object.__setattr__(self, "_packed", kept)
         return packed
 
@@ -208,7 +185,9 @@ class KernelCell(Cell):
         if kernel is None:
             return super().run_step(x, state, layer)
         vector = x.ndim == 1
-        x_rows = rows(x).reshape(-1, kernel.n_in)
+        x_rows = rows(x)
+        if vector:
+            x_rows = x_rows[None]
         before = tuple(map(rows, state))
         if current() is None:
             after = kernel.step(x_rows, *before)

@@ -81,6 +81,9 @@ class RNNCell(KernelCell):
         name: Any = ops.name_of(self.act)
         return _kernels.RNNKernel(**weights, act=name) if name in _KERNEL_ACTS else None
 
+    def form(self) -> tuple:
+        return (self.act,)
+
     def equations(self, x: Any, *state: Any) -> tuple[State, Any]:
         (h,) = state
         h = self.act(_affine(self.Wi, x, self.b) + product(self.Wh, h))
@@ -100,13 +103,12 @@ class RNNCell(KernelCell):
         return f"RNNCell({self.n_in} => {self.n_out}{shown})"
 
     def config(self) -> dict[str, Any]:
-        return _config(self) | {"act": self.act}
+        return super().config() | {"act": self.act}
 
 
 class _GatedCell(KernelCell):
     """What cells with gates share: the gates' activation, and printing."""
 
-    positional = ("n_in", "n_out")
     gate_act: Any
 
     def _set_gate(self, gate_act: Any) -> None:
@@ -117,14 +119,18 @@ class _GatedCell(KernelCell):
             )
         self.gate_act = name
 
+    def form(self) -> tuple:
+        return (self.gate_act,)
+
+    def candidate(self, x: Any) -> Any:
+        """What may be written to the state, before its gate, when the step runs as operations."""
+        return ops.tanh(x)
+
     def _gate(self, x: Any) -> Any:
         return ops.sigmoid(x) if self.gate_act == "sigmoid" else ops.hard_sigmoid(x)
 
-    def describe(self) -> str:
-        return f"{type(self).__name__}({self.n_in} => {self.n_out})"
-
     def config(self) -> dict[str, Any]:
-        return _config(self) | {"gate_act": self.gate_act}
+        return super().config() | {"gate_act": self.gate_act}
 
 
 @register("LSTMCell")
@@ -194,7 +200,7 @@ class LSTMCell(_GatedCell):
         if self.peephole is not None:
             p = self.peephole
             i, f = i + p[0][:, None] * c, f + p[1][:, None] * c
-        c = self._gate(f) * c + self._gate(i) * ops.tanh(n)
+        c = self._gate(f) * c + self._gate(i) * self.candidate(n)
         if self.peephole is not None:
             u = u + p[2][:, None] * c
         h = self._gate(u) * ops.tanh(c)
@@ -263,7 +269,7 @@ class GRUCell(_GatedCell):
         if self.bh is not None:
             hn = hn + self.bh[:, None]
         r, z = self._gate(xr + hr), self._gate(xz + hz)
-        n = ops.tanh(xn + r * hn)
+        n = self.candidate(xn + r * hn)
         h = (1 - z) * n + z * h
         return (h,), h
 
@@ -326,7 +332,7 @@ class GRUv3Cell(_GatedCell):
         xr, xz, xn = ops.split(_affine(self.Wi, x, self.b), 3)
         hr, hz = ops.split(product(self.Wh, h), 2)
         r, z = self._gate(xr + hr), self._gate(xz + hz)
-        n = ops.tanh(xn + product(self.Whh, r * h))
+        n = self.candidate(xn + product(self.Whh, r * h))
         h = (1 - z) * n + z * h
         return (h,), h
 
@@ -336,13 +342,3 @@ def _affine(W: Any, x: Any, b: Any) -> Any:
     if isinstance(W, (Operand, np.ndarray)):
         return ops.affine(W, x, b)
     return product(W, x) if b is None else product(W, x) + b[:, None]
-
-
-def _config(cell: KernelCell) -> dict[str, Any]:
-    """The constructor's arguments that all cells share."""
-    return {
-        "n_in": cell.n_in,
-        "n_out": cell.n_out,
-        "bias": cell.b is not None,
-        "dtype": cell.dtype,
-    }

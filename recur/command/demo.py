@@ -21,8 +21,8 @@ from recur.module import params, seed
 from recur.train import Event, History
 
 HIDDEN, EMBEDDING = 192, 48
-BATCH, STEPS = 32, 64
-LEARNING_RATE = 6e-3
+BATCH, STEPS = 32, 32
+LEARNING_RATE = 1e-2
 
 
 def add_to(subcommands: argparse._SubParsersAction) -> None:
@@ -35,8 +35,8 @@ def add_to(subcommands: argparse._SubParsersAction) -> None:
     )
     add = parser.add_argument
     add("--folder", default="recur-demo", help="where model, curve and log go (%(default)s)")
-    add("--updates", type=count, default=2000, help="at most (%(default)s)")
-    add("--seconds", type=at_least(1.0), default=110.0, help="of training at most (%(default)g)")
+    add("--updates", type=count, default=3000, help="at most (%(default)s)")
+    add("--seconds", type=at_least(1.0), default=120.0, help="of training at most (%(default)g)")
     add("--length", type=count, default=600, help="characters to stream (%(default)s)")
     add("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
     parser.set_defaults(run=_run)
@@ -102,7 +102,7 @@ def _learn(
         history = learn(
             model,
             text,
-            held_out[:20_000],
+            held_out[:10_000],
             batch=BATCH,
             steps=STEPS,
             updates=arguments.updates,

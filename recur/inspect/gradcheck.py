@@ -39,9 +39,11 @@ def gradcheck(
     For each float64 array among the arguments, and for each parameter of a model among them, the
     gradient g is compared as g'd with (f(x + h d) - f(x - h d)) / 2h, refined to fourth order.
 
-    f     called with the arguments inside one scope; returns an array, or a tuple or list of them,
-          which is weighted with random numbers if it is more than one number
-    args  float64 arrays, `Param`s, models of float64 parameters; anything else is passed on
+    f
+        Called with the arguments inside one scope; returns an array, or a tuple or list of them,
+        which is weighted with random numbers if it is more than one number.
+    args
+        float64 arrays, `Param`, models of float64 parameters; anything else is passed on.
 
     Recurrent states, random generators, masks and running statistics are put back before each
     evaluation and at the end, so that each sees the same; so are the parameters.  A truncated
@@ -55,7 +57,7 @@ def gradcheck(
         passed, leaves = _leaves(args, tape)
         if not leaves:
             raise TypeError("gradcheck: no argument is a float64 array or holds parameters.")
-        surroundings = _Surroundings((f, args))
+        surroundings = Surroundings((f, args))
         try:
             weights, gradients = _gradients(f, passed, leaves, tape, rng)
             slopes = []
@@ -161,7 +163,7 @@ def _moved(leaf: Tensor | Param, by: np.ndarray) -> Iterator[None]:
             leaf._value = before
 
 
-class _Surroundings:
+class Surroundings:
     """What a call of f may change: states, generators, masks, running statistics."""
 
     def __init__(self, held: Any) -> None:

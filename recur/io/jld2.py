@@ -83,7 +83,7 @@ class _Reader:
         self._file = file
         self._made: dict[int, Any] = {}
         self._datatypes: dict[int, _Datatype] = {}
-        self._ghosts: dict[int, Any] = {}
+        self._ghosts: dict[Type, Any] = {}
         self._unfilled = size  # elements that arrays without data may still have
 
     def root(self) -> Task:
@@ -327,7 +327,8 @@ class _Reader:
         kind = self._datatypes[address] = _Datatype(obj.datatype)
         kind.empty = "empty" in obj.attributes
         kind.members = self._addresses(obj, "field_datatypes")
-        kind.names = yield self._attribute(obj, "field_names")
+        names = yield self._attribute(obj, "field_names")
+        kind.names = names if all(isinstance(name, str) for name in names) else []
         kind.types = self._addresses(obj, "field_types")
         if kind.names and len(kind.names) == len(kind.types) and isinstance(kind.form, Compound):
             known = dict(zip(kind.names, kind.types, strict=True))

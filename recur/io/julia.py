@@ -334,31 +334,31 @@ def fill(table: dict[Any, Any], keys: Any, values: Any) -> None:
         table.update(keys=keys, values=values)
 
 
-def ghost(type: Any, made: dict[int, Any]) -> Task:
+def ghost(type: Any, made: dict[Type, Any]) -> Task:
     """The only value of a zero-size `type`: a function, `nothing`, `()`, a struct of such.
 
-    `made` keeps what was built so far by the type's id, because types share their parameters and a
-    tree of them may be far larger than the file.
+    `made` keeps what was built so far, because types share their parameters and a tree of them may
+    be far larger than the file.
     """
     if not isinstance(type, Type):
         return undefined
-    if id(type) in made:
-        return made[id(type)]
+    if type in made:
+        return made[type]
     result: Any
     if type.name == "Nothing" and not type.package:
         result = None
     elif type.name == "Tuple" and not type.package:
-        made[id(type)] = undefined  # a type that holds itself has no value
+        made[type] = undefined  # a type that holds itself has no value
         items = []
         for param in type.params:
             items.append((yield ghost(param, made)))
         result = tuple(items)
     elif type.name == "NamedTuple" and len(type.params) == 2:
         result = Struct(type)
-        made[id(type)] = result
+        made[type] = result
         result.fields = list((yield ghost(type.params[1], made)) or ())
         result.names = field_names(type, len(result.fields))
     else:
         result = Struct(type)
-    made[id(type)] = result
+    made[type] = result
     return result

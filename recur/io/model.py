@@ -32,6 +32,7 @@ _DESCRIPTION_LIMIT = 1_000_000
 # Parameters that layers share lie in the file once, but are there as often as they are met while
 # the model is built.
 _SHARING_LIMIT = 4
+_SLACK = 1 << 16  # so that a small array that is missing is missed by its name
 
 
 def save(
@@ -121,7 +122,7 @@ def unpack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], name: 
     try:
         description = _description(metadata)
         held, needed = _memory(description, own)
-        model = build_model(description, min(needed, _SHARING_LIMIT * held))
+        model = build_model(description, min(needed, _SHARING_LIMIT * held) + _SLACK)
         load_state_dict(model, own)
     except RecurError as error:
         raise FormatError(f"{name}: {error}") from error

@@ -4,6 +4,7 @@ from recur.layers.containers import Chain, Parallel, SkipConnection
 from recur.layers.dense import Dense, Embedding, Scale
 from recur.layers.dropout import Dropout
 from recur.layers.normalise import BatchNorm, LayerNorm
+from recur.layers.steps import FinalStep
 
 __all__ = [
     "BatchNorm",
@@ -11,6 +12,7 @@ __all__ = [
     "Dense",
     "Dropout",
     "Embedding",
+    "FinalStep",
     "LayerNorm",
     "Parallel",
     "Scale",

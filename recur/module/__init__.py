@@ -13,6 +13,7 @@ from recur.module.base import (
 )
 from recur.module.copies import destructure, f32, f64
 from recur.module.initialisers import (
+    charge,
     child_generator,
     floating,
     generator,
@@ -30,7 +31,7 @@ from recur.module.initialisers import (
     zeros,
 )
 from recur.module.inputs import converted, features
-from recur.module.modes import journal, testmode, trainmode, transaction
+from recur.module.modes import in_transaction, journal, testmode, trainmode, transaction
 from recur.module.parameters import (
     Params,
     buffers,
@@ -54,6 +55,7 @@ __all__ = [
     "Params",
     "buffers",
     "build_model",
+    "charge",
     "child_generator",
     "children",
     "converted",
@@ -71,6 +73,7 @@ __all__ = [
     "glorot_normal",
     "glorot_uniform",
     "identity_init",
+    "in_transaction",
     "is_active",
     "journal",
     "kaiming_normal",

@@ -10,7 +10,7 @@ import numpy as np
 
 from recur import ops
 from recur.errors import ShapeError, StateError
-from recur.module.base import Module, attributes
+from recur.module.base import Module
 from recur.module.parameters import modules, named_params, params
 from recur.module.walking import walk
 from recur.tape import Param, current, peek, traced
@@ -39,7 +39,7 @@ def _converted(model: Any, dtype: np.dtype) -> Any:
         if type(obj) is Param:
             new[id(obj)] = obj.like(obj.value.astype(dtype))
         elif isinstance(obj, Module):
-            for _, part in attributes(obj):
+            for part in obj.__getstate__().values():
                 new.update((id(a), a.astype(dtype)) for a in _floats(part))
     return _copied(model, new)
 

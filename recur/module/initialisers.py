@@ -95,7 +95,7 @@ def new_param(
             "recur.glorot_uniform. Assign an array to the layer once it is made."
         )
     dtype = floating(name, dtype)
-    _spend(name, dims, dtype)
+    charge(name, dims, dtype)
     random = {"rng": generator(rng)} if _takes_rng(init) else {}
     array = np.asarray(init(*dims, **random))
     if array.shape != dims:
@@ -111,7 +111,11 @@ def floating(name: str, dtype: Any) -> np.dtype:
     return found
 
 
-def _spend(name: str, dims: tuple[int, ...], dtype: np.dtype) -> None:
+def charge(name: str, dims: tuple[int, ...], dtype: np.dtype) -> None:
+    """Takes an array about to be made off what a file's model may take up; see `rebuilding`.
+
+    Raises `FormatError` if that is not enough.
+    """
     if _local.budget is None:
         return
     _local.budget -= math.prod(dims) * dtype.itemsize

@@ -59,6 +59,11 @@ class transaction:
                 restore()
 
 
+def in_transaction() -> bool:
+    """Whether a failure would have to be undone, in this thread."""
+    return _journal.entries is not None
+
+
 def journal(layer: Any, restore: Callable[[], None]) -> None:
     """Says how to undo what `layer` is about to change; does nothing outside a transaction.
 

@@ -75,7 +75,7 @@ def custom_grad(
     Param, and returns `(y, saved)`: y an array or a tuple of arrays, saved whatever backward needs.
     `backward(saved, dy)` gets the gradient of y (a tuple, zeros where the loss does not reach, if y
     is one) and returns one gradient for each array, None for those that take none; a single one
-    need not be a tuple.  Options take no gradient.
+    need not be a tuple.  Options take no gradient.  For example::
 
         cube = custom_grad(lambda x: (x**3, x), lambda x, dy: 3 * x**2 * dy)
 

@@ -111,7 +111,7 @@ def _plain_number(kind: Callable[[Any], Any]) -> Callable[[Operand], Any]:
 
 
 def _bool(self: Operand) -> bool:
-    if self.size != 1:
+    if self.size != 1 and tape.current() is not None and traced(self) is not None:
         raise TypeError(
             f"the truth of a {type(self).__name__} of shape {self.shape} is ambiguous. Reduce it "
             "with recur.value(t).any() or .all()."

@@ -156,22 +156,26 @@ sigmoid = unary(
 # fmt: on
 
 
-def _clip_gradient(g: Any, x: Any, a_min: Any = None, a_max: Any = None) -> Any:
-    inside = np.ones(x.shape, bool)
-    if a_min is not None:
-        inside &= x >= a_min
-    if a_max is not None:
-        inside &= x <= a_max
-    return g * inside
+def _clip_gradient(
+    g: Any, x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Any:
+    low, high = min if a_min is None else a_min, max if a_max is None else a_max
+    inside = np.ones(np.broadcast_shapes(x.shape, np.shape(low), np.shape(high)), bool)
+    if low is not None:
+        inside &= x >= low
+    if high is not None:
+        inside &= x <= high
+    return unbroadcast(g * inside, x.shape)
 
 
 @operation(_clip_gradient, keeps="x", numpy=(np.clip,))
-def clip(x: Any, a_min: Any = None, a_max: Any = None) -> Any:
-    """x limited to [a_min, a_max], plain numbers of which one may be None.
+def clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    """x limited to [a_min, a_max], numbers or arrays, of which either may be None.
 
-    Gradient: g where x lies inside, limits included, and 0 outside.
+    `min` and `max` are NumPy's newer names for them.  Gradient: g where x lies inside, limits
+    included, and 0 outside.
     """
-    return np.clip(x, a_min, a_max)
+    return np.clip(x, min if a_min is None else a_min, max if a_max is None else a_max)
 
 
 class _Where(Op):

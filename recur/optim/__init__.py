@@ -1,5 +1,14 @@
-"""Optimisers, clipping, weight decay and schedules, under the names of Flux and Optimisers.jl."""
+"""Optimisers, clipping, weight decay, averaging and schedules, named as in Optimisers.jl."""
 
+from recur.optim.averaging import (
+    ASGD,
+    NonMonotonicTrigger,
+    averaged,
+    is_averaging,
+    start_averaging,
+    swap_in_average,
+    swap_out_average,
+)
 from recur.optim.rules import (
     AdaBelief,
     AdaDelta,
@@ -26,6 +35,7 @@ from recur.optim.schedules import Constant, Cosine, Exp, Step, Warmup
 from recur.optim.state import OptimiserState, adjust, freeze, setup, thaw, update
 
 __all__ = [
+    "ASGD",
     "AMSGrad",
     "AdaBelief",
     "AdaDelta",
@@ -42,6 +52,7 @@ __all__ = [
     "Momentum",
     "NAdam",
     "Nesterov",
+    "NonMonotonicTrigger",
     "OAdam",
     "OptimiserChain",
     "OptimiserState",
@@ -53,8 +64,13 @@ __all__ = [
     "Warmup",
     "WeightDecay",
     "adjust",
+    "averaged",
     "freeze",
+    "is_averaging",
     "setup",
+    "start_averaging",
+    "swap_in_average",
+    "swap_out_average",
     "thaw",
     "update",
 ]

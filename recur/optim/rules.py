@@ -99,11 +99,14 @@ _LEGAL: dict[str, tuple[Callable[[float], bool], str]] = {
     "delta": (lambda v: v > 0, "expected a number above 0"),
     "omega": (lambda v: v > 0, "expected a number above 0"),
     "p": (lambda v: v > 0, "expected a number above 0"),
+    "start": (lambda v: v is None or v >= 0, "expected a number of updates, or None"),
 }
 
 
 @dataclass(frozen=True)
-class _Elementwise(Rule):
+class Elementwise(Rule):
+    """A rule that is elementwise, as a frozen dataclass of hyperparameters."""
+
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -127,7 +130,7 @@ def _decayed_square(average: np.ndarray, rate: float, new: np.ndarray) -> None:
 
 
 @dataclass(frozen=True)
-class Descent(_Elementwise):
+class Descent(Elementwise):
     """Gradient descent: d = eta g."""
 
     eta: Number = 0.1
@@ -138,7 +141,7 @@ class Descent(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Momentum(_Elementwise):
+class Momentum(Elementwise):
     """Momentum: v = rho v + eta g, d = v.
 
     Source: Polyak, Some methods of speeding up the convergence of iteration methods, 1964.
@@ -160,7 +163,7 @@ class Momentum(_Elementwise):
 
 
 @dataclass(frozen=True)
-class Nesterov(_Elementwise):
+class Nesterov(Elementwise):
     """Nesterov's momentum, seen from the point looked ahead to:
 
     d = (1 + rho) eta g - rho^2 v, then v = rho v - eta g.
@@ -185,7 +188,7 @@ class Nesterov(_Elementwise):
 
 
 @dataclass(frozen=True)
-class RMSProp(_Elementwise):
+class RMSProp(Elementwise):
     """RMSProp: v = rho v + (1 - rho) g^2, d = eta g / (sqrt(v) + epsilon).
 
     centred  divides by the deviation sqrt(v - m^2) instead, m = rho m + (1 - rho) g
@@ -220,7 +223,7 @@ class RMSProp(_Elementwise):
 
 
 @dataclass(frozen=True)
-class AdaGrad(_Elementwise):
+class AdaGrad(Elementwise):
     """AdaGrad: v = v + g^2, starting at epsilon; d = eta g / (sqrt(v) + epsilon).
 
     Source: Duchi, Hazan and Singer, Adaptive subgradient methods, 2011.
@@ -243,7 +246,7 @@ class AdaGrad(_Elementwise):
 
 
 @dataclass(frozen=True)
-class AdaDelta(_Elementwise):
+class AdaDelta(Elementwise):
     """AdaDelta: v = rho v + (1 - rho) g^2, d = g sqrt(u + epsilon) / sqrt(v + epsilon),
 
     then u = rho u + (1 - rho) d^2.
@@ -266,7 +269,7 @@ class AdaDelta(_Elementwise):
         return dx
 
 
-class _Moments(_Elementwise):
+class _Moments(Elementwise):
     """What Adam and its kin share: decayed means of the gradient and of its square."""
 
     eta: Number
@@ -460,7 +463,7 @@ class AdaBelief(Adam):
 
 
 @dataclass(frozen=True)
-class WeightDecay(_Elementwise):
+class WeightDecay(Elementwise):
     """L2 penalty, before another rule in a chain: d = g + lambda_ x.
 
     It adds lambda_ / 2 * sum(x^2) to the loss.  Behind Adam see `AdamW`.
@@ -474,7 +477,7 @@ class WeightDecay(_Elementwise):
 
 
 @dataclass(frozen=True)
-class SignDecay(_Elementwise):
+class SignDecay(Elementwise):
     """L1 penalty, before another rule in a chain: d = g + lambda_ sign(x)."""
 
     lambda_: Number = 1e-3
@@ -485,7 +488,7 @@ class SignDecay(_Elementwise):
 
 
 @dataclass(frozen=True)
-class ClipGrad(_Elementwise):
+class ClipGrad(Elementwise):
     """Clips every element: d = min(max(g, -delta), delta)."""
 
     delta: Number = 10.0
@@ -495,7 +498,7 @@ class ClipGrad(_Elementwise):
 
 
 @dataclass(frozen=True)
-class ClipNorm(_Elementwise):
+class ClipNorm(Elementwise):
     """Clips the norm of the whole gradient: d = g min(1, omega / norm), over all parameters.
 
     p          the norm's order: 2, 1, math.inf or any positive number

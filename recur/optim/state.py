@@ -227,7 +227,7 @@ def adjust(opt: Any, eta: Number | None = None, **hyperparameters: Any) -> Any:
     changed = {id(rules): _adjusted(rules, new) for rules in (leaf.rules for leaf in leaves)}
     for leaf in leaves:
         leaf.rules = changed[id(leaf.rules)]
-    _whole(opt)._plan = None
+    whole(opt)._plan = None
     return opt
 
 
@@ -245,8 +245,8 @@ def _adjusted(rules: tuple[Rule, ...], new: Mapping[str, Any]) -> tuple[Rule, ..
     )
 
 
-# What decides which arrays a rule keeps, or over what it works.
-_FIXED = frozenset({"centred", "per_array"})
+# What decides which arrays a rule keeps, over what it works, or what the model holds.
+_FIXED = frozenset({"centred", "per_array", "swapped"})
 
 
 def freeze(opt: Any, part: Any = None) -> None:
@@ -278,10 +278,10 @@ def _set_frozen(opt: Any, part: Any, frozen: bool) -> None:
         leaves = [by_param[id(p)] for p in params]
     for leaf in leaves:
         leaf.frozen = frozen
-    _whole(opt)._plan = None
+    whole(opt)._plan = None
 
 
-def _whole(opt: Any) -> OptimiserState:
+def whole(opt: Any) -> OptimiserState:
     if isinstance(opt, OptimiserPart):
         return opt._opt
     if not isinstance(opt, OptimiserState):
@@ -293,10 +293,10 @@ def _whole(opt: Any) -> OptimiserState:
 
 
 def _leaves(opt: Any) -> Sequence[Leaf]:
-    whole = _whole(opt)
+    state = whole(opt)
     if not isinstance(opt, OptimiserPart):
-        return list(whole._by_path.values())
-    return [leaf for path, leaf in whole._by_path.items() if _inside(path, opt._path)]
+        return list(state._by_path.values())
+    return [leaf for path, leaf in state._by_path.items() if _inside(path, opt._path)]
 
 
 def _inside(path: str, above: str) -> bool:

@@ -1,6 +1,6 @@
 """Recurrent layers: a cell with a state, and what is done to states."""
 
-from recur.recurrent.bidirectional import Bidirectional, flip
+from recur.recurrent.bidirectional import Bidirectional, Reversed, flip
 from recur.recurrent.control import layers_of, reindex, reset, set_states, states, truncate
 from recur.recurrent.layers import GRU, LSTM, RNN, GRUv3
 from recur.recurrent.recur import Recur
@@ -16,6 +16,7 @@ __all__ = [
     "Bidirectional",
     "GRUv3",
     "Recur",
+    "Reversed",
     "flip",
     "layers_of",
     "reindex",

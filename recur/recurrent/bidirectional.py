@@ -12,7 +12,8 @@ from recur import ops
 from recur.errors import ShapeError
 from recur.module import Module, register, transaction
 from recur.recurrent.recur import Recur
-from recur.tape import Operand, peek
+from recur.recurrent.walk import Options
+from recur.tape import Operand, current, peek
 
 
 def flip(f: Callable[[Any], Any], xs: Any) -> Any:
@@ -32,6 +33,92 @@ def reversed_time(x: Any, axis: int = -1) -> Any:
         return list(x)[::-1]
     x = x if isinstance(x, Operand) else np.asarray(x)
     return ops.flip(x, axis)
+
+
+def backwards(
+    layer: Recur, x: Any, time: int, mask: np.ndarray | None, options: dict[str, Any]
+) -> Any:
+    """What `layer` gives for the steps of x from the last to the first, in the order of x.
+
+    Time and mask are flipped together, so padding never counts.
+    """
+    flipped = None if mask is None else mask[:, ::-1]
+    tape = current()
+    if tape is not None and tape.events is not None:
+        tape.log("backwards", layer=layer)  # pictures turn its next call round
+    y = layer(reversed_time(x, time), mask=flipped, **options)
+    return reversed_time(y, time)
+
+
+def check_sequence(layer: Module, x: Any, layout: str) -> int:
+    """How many steps x has; raises `ShapeError` for a single step, which has no end to begin at."""
+    if isinstance(x, (list, tuple)):
+        return len(x)
+    shape = np.shape(peek(x))
+    if len(shape) != 3 and not (layout == "ftb" and len(shape) == 2):
+        raise ShapeError(
+            f"{layer!r}: x has shape {shape}, a single step; the layer that runs backwards needs "
+            "the whole sequence, (features, batch, time) or a list of steps. Nothing was changed."
+        )
+    return shape[time_axis(layout)]
+
+
+def real_steps(layer: Module, x: Any, steps: int, time: int, options: Options) -> np.ndarray | None:
+    """The checked mask (B, T) of the steps that are no padding, None where all are real."""
+    shape: tuple[int, ...]
+    if isinstance(x, (list, tuple)):
+        shape = np.shape(peek(x[0])) if x else ()
+        batch = shape[1] if len(shape) == 2 else 1
+    else:
+        shape = np.shape(peek(x))
+        batch = shape[1 if time == -1 else 2] if len(shape) == 3 else 1
+    return options.alive(repr(layer), batch, steps)
+
+
+def time_axis(layout: str) -> int:
+    return 1 if layout == "ftb" else -1
+
+
+@register("Reversed")
+class Reversed(Module):
+    """y = flip(layer, x): a recurrent layer that runs from the last step to the first.
+
+    x, y, lengths=, mask=, truncate_every=, remat= and errors as for `Bidirectional`, of which it is
+    the second half.
+    """
+
+    takes_lists = True
+
+    def __init__(self, layer: Recur) -> None:
+        if not isinstance(layer, Recur):
+            raise TypeError(
+                f"Reversed: the layer is a {type(layer).__name__}, expected a recurrent layer."
+            )
+        self.layer = layer
+
+    def __call__(
+        self,
+        x: Any,
+        *,
+        lengths: Any = None,
+        mask: Any = None,
+        truncate_every: int | None = None,
+        remat: int | None = None,
+    ) -> Any:
+        steps = check_sequence(self, x, self.layer.layout)
+        time = time_axis(self.layer.layout)
+        alive = real_steps(self, x, steps, time, Options(lengths, mask))
+        options = {"truncate_every": truncate_every, "remat": remat}
+        return backwards(self.layer, x, time, alive, options)
+
+    def parts(self) -> list[tuple[str, Any]]:
+        return [("", self.layer)]
+
+    def output_shape(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        return self.layer.output_shape(*shapes)
+
+    def config(self) -> dict[str, Any]:
+        return {"layer": self.layer}
 
 
 @register("Bidirectional")
@@ -84,29 +171,15 @@ class Bidirectional(Module):
         truncate_every: int | None = None,
         remat: int | None = None,
     ) -> Any:
-        as_list = isinstance(x, (list, tuple))
-        time = 1 if self.forward.layout == "ftb" else -1
-        if not as_list and np.ndim(peek(x)) != 3 and not (time == 1 and np.ndim(peek(x)) == 2):
-            raise ShapeError(
-                f"{self!r}: x has shape {np.shape(peek(x))}, a single step; the layer that runs "
-                "backwards needs the whole sequence, (features, batch, time) or a list of steps. "
-                "Nothing was changed."
-            )
+        layout = self.forward.layout
+        steps, time = check_sequence(self, x, layout), time_axis(layout)
         self._warn_of_carried_state()
         options = {"truncate_every": truncate_every, "remat": remat}
-        steps = len(x) if as_list else np.shape(peek(x))[time]
         with transaction():
             ahead = self.forward(x, lengths=lengths, mask=mask, **options)
-            alive = mask
-            if lengths is not None:  # checked by the first layer
-                alive = np.arange(steps) < np.asarray(peek(lengths))[:, None]
-            behind = self.backward(
-                reversed_time(x, time),
-                mask=None if alive is None else np.asarray(peek(alive))[:, ::-1],
-                **options,
-            )
-            behind = reversed_time(behind, time)
-            if as_list:
+            alive = real_steps(self, x, steps, time, Options(lengths, mask))
+            behind = backwards(self.backward, x, time, alive, options)
+            if isinstance(x, (list, tuple)):
                 return [ops.concatenate(pair) for pair in zip(ahead, behind, strict=True)]
             return ops.concatenate([ahead, behind])
 

@@ -25,7 +25,7 @@ class Callers:
         self.seen: set[types.CodeType] = set()  # code that stepped the layer directly
         # Functions, with the ids of what they closed over: a reference could keep a graph alive.
         self.entered: list[tuple[types.CodeType, list[int]]] = []
-        self.owners: dict[int, Any] = {}  # callable objects whose methods were running
+        self.owners: dict[int, Any] = {}  # objects that were being called
 
 
 def note(layer: Any, tape: Tape) -> None:
@@ -40,12 +40,17 @@ def note(layer: Any, tape: Tape) -> None:
         return
     callers.seen.add(frame.f_code)
     while frame is not None:
-        code, local = frame.f_code, frame.f_locals
-        callers.entered.append((code, [id(local.get(name)) for name in code.co_freevars]))
-        if code.co_argcount:
-            owner = local.get(code.co_varnames[0])
-            if callable(owner):
-                callers.owners[id(owner)] = owner
+        code = frame.f_code
+        # Before Python 3.13 a frame that is asked for its variables holds on to their values until
+        # it ends, so only frames that may be a model's call are asked.
+        if code.co_freevars:
+            local = frame.f_locals
+            callers.entered.append((code, [id(local.get(name)) for name in code.co_freevars]))
+        else:
+            callers.entered.append((code, []))
+        if code.co_name == "__call__" and code.co_argcount:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            callers.owners[id(owner)] = owner
         frame = frame.f_back
 
 
@@ -53,8 +58,6 @@ def was_called(model: Any, callers: Callers) -> bool:
     """Whether a call of `model` was under way at one of the noted steps."""
     while isinstance(model, functools.partial):
         model = model.func
-    if isinstance(model, types.MethodType):
-        return model.__self__ in callers.owners.values()
     if isinstance(model, types.FunctionType):
         closed = [id(_contents(cell)) for cell in model.__closure__ or ()]
         return (model.__code__, closed) in callers.entered

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from recur.cells import Cell, as_parts, own_state
-from recur.errors import ShapeError, StateError
+from recur.errors import FormatError, ShapeError, StateError
+from recur.module import charge
 from recur.recurrent.state import map_tree, named_leaves, value_of
 from recur.tape import Param, peek
 
@@ -103,4 +104,8 @@ def from_pattern(form: Any) -> Any:
         return tuple(from_pattern(part) for part in form["tuple"])
     if "dict" in form:
         return {key: from_pattern(part) for key, part in form["dict"].items()}
-    return np.zeros(form["zeros"], form["dtype"])
+    shape, dtype = tuple(form["zeros"]), np.dtype(form["dtype"])
+    if dtype.kind not in "biuf" or min(shape, default=0) < 0:
+        raise FormatError(f"an initial state of shape {shape} and dtype {dtype}.")
+    charge("init", shape, dtype)
+    return np.zeros(shape, dtype)

@@ -70,6 +70,7 @@ class WeightMasks(WindowMasks):
         self.p = p
         self.shapes = shapes
         self.fixed: dict[str, np.ndarray] = {}
+        self.used: dict[str, np.ndarray] = {}  # the last mask of each weight
         self._products: dict[str, _Product] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -78,11 +79,6 @@ class WeightMasks(WindowMasks):
 
     def fields(self) -> list[tuple[str, Any]]:
         return []  # parameters belong to the layer, not to what was made of them
-
-    def mask(self, path: str) -> np.ndarray | None:
-        """The mask that serves now; None if the next step draws one, or none is needed."""
-        fixed = self.fixed.get(path)
-        return self.held(path) if fixed is None else fixed
 
     def fix(self, path: str, mask: np.ndarray | None) -> None:
         """Lets `mask` serve from now on, or goes back to drawing."""
@@ -94,14 +90,17 @@ class WeightMasks(WindowMasks):
         """The weight at `path`, made of the parameter `raw`: `raw` itself if nothing is dropped."""
         if not is_active(self):
             return raw
-        mask = self.mask(path)
+        mask = self.fixed.get(path)
         if mask is None:
             if self.p == 0:
                 return raw
+            mask = self.held(path)
+        if mask is None:
             # All at once: the masks must not depend on which weight a layer reads first.
-            self.hold({path: self.draw(self.p, shape) for path, shape in self.shapes.items()})
-            mask = self.mask(path)
-            assert mask is not None
+            drawn = {path: self.draw(self.p, shape) for path, shape in self.shapes.items()}
+            self.hold(drawn)
+            mask = drawn[path]
+        self.used[path] = mask
         return self._product(path, raw, mask)
 
     def _product(self, path: str, raw: Any, mask: np.ndarray) -> Any:
@@ -239,8 +238,8 @@ class WeightDrop(Module):
         return getattr(owner, raw_name(attribute))
 
     def mask(self, name: str) -> np.ndarray | None:
-        """The mask in use, read-only; None if the next step draws one."""
-        mask = self.masks.mask(self._path(name))
+        """The mask of the last step that dropped something, read-only; None before the first."""
+        mask = self.masks.used.get(self._path(name))
         return None if mask is None else protected(mask)
 
     def set_mask(self, name: str, mask: Any) -> None:

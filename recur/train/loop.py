@@ -73,6 +73,7 @@ def train(
     epochs: int = 1,
     updates: int | None = None,
     accumulate: int = 1,
+    combine: Literal["mean", "sum"] = "mean",
     reset: Literal["epoch", "batch", "never"] = "epoch",
     validation: Validation | None = None,
     validate_every: int | None = None,
@@ -90,11 +91,14 @@ def train(
 
     Each batch costs `loss(model, *batch)` if it is a tuple, else `loss(model, batch)`.  Truncated
     backpropagation is what comes out: a recurrent state goes on from batch to batch as a value.
+    The loss may also return `(loss, weight)`: how many samples or real steps it is the mean of.
 
     epochs, updates
         passes over the data; updates in all, if that is less
-    accumulate
-        batches that an update averages over; the last of an epoch takes what is left
+    accumulate, combine
+        batches whose gradients make one update; the last of an epoch takes what is left.  "mean":
+        the mean of their losses by weight (1 each, if the loss gives none), which is that of one
+        large batch; "sum": the sum, for losses that are sums over samples and steps
     reset
         when recurrent layers go back to their start: at every epoch, for data that continue each
         other (`windows`); before every batch, for independent ones
@@ -128,6 +132,8 @@ def train(
         raise ValueError(
             "train: updates, accumulate, validate_every and checkpoint_every count from 1."
         )
+    if combine not in ("mean", "sum"):
+        raise ValueError(f'train: combine={combine!r}, expected "mean" or "sum".')
     if reset not in ("epoch", "batch", "never"):
         raise ValueError(f'train: reset={reset!r}, expected "epoch", "batch" or "never".')
     if validation is None and (patience is not None or keep_best):
@@ -139,6 +145,7 @@ def train(
         opt=opt,
         updates=math.inf if updates is None else updates,
         accumulate=accumulate,
+        combine=combine,
         reset=reset,
         validation=validation,
         validate_every=validate_every,
@@ -165,6 +172,7 @@ class _Run:
     opt: Any
     updates: float
     accumulate: int
+    combine: str
     reset: str
     validation: Validation | None
     validate_every: int | None
@@ -250,18 +258,25 @@ class _Run:
         return islice(iter(self.data), self.position, None)
 
     def _update(self, group: list[Any]) -> float:
-        """One update by the mean gradient of a group of batches; returns their mean loss."""
+        """One update by the gradient of a group of batches; returns their loss."""
         total = 0.0
+        weights = []
         for i, batch in enumerate(group):
             if self.reset == "batch":
                 reset_states(self.model)
-            loss, self.gradients = withgradient(
-                lambda model, batch=batch: self._cost(model, batch) / len(group),
+            (loss, weight), self.gradients = withgradient(
+                lambda model, batch=batch: self._cost(model, batch),
                 self.model,
                 into=self.gradients,
                 accumulate=i > 0,
             )
             total += float(loss)
+            weights.append(weight)
+        if self.combine == "mean":
+            whole = math.fsum(weights)
+            total /= whole
+            for flat in self.gradients.flats if whole != 1 else ():
+                flat /= whole
         if not math.isfinite(total):
             raise FloatingPointError(
                 f"train: the loss is {total} at update {self.history.steps + 1}, and the weights "
@@ -270,8 +285,15 @@ class _Run:
         update(self.opt, self.model, self.gradients)
         return total
 
-    def _cost(self, model: Any, batch: Any) -> Any:
-        return self.loss(model, *batch) if isinstance(batch, tuple) else self.loss(model, batch)
+    def _cost(self, model: Any, batch: Any) -> tuple[Any, float]:
+        """What a batch adds to the sum over its group, and the weight that it has there."""
+        cost = self.loss(model, *batch) if isinstance(batch, tuple) else self.loss(model, batch)
+        loss, weight = cost if isinstance(cost, tuple) else (cost, 1.0)
+        if self.combine == "sum":
+            return loss, 1.0
+        if not weight > 0:
+            raise ValueError(f"train: the loss came with weight {weight}, expected more than 0.")
+        return (loss if weight == 1 else loss * float(weight)), float(weight)
 
     def _validate(self) -> None:
         layers = [layer for _, layer in modules(self.model)]
@@ -295,12 +317,12 @@ class _Run:
         if callable(self.validation):
             return float(self.validation(self.model))
         assert self.validation is not None
-        losses = []
+        costs = []
         for batch in self.validation:
             if self.reset == "batch":
                 reset_states(self.model)
-            losses.append(float(self._cost(self.model, batch)))
-        return math.fsum(losses) / len(losses)
+            costs.append(tuple(map(float, self._cost(self.model, batch))))
+        return math.fsum(loss for loss, _ in costs) / math.fsum(weight for _, weight in costs)
 
     def _out_of_patience(self) -> bool:
         return self.patience is not None and self.since_best >= self.patience

@@ -18,11 +18,11 @@ from recur.errors import FormatError
 from recur.files import AnyPath, atomic_writer
 from recur.io import bson, jld2
 from recur.io.flux.build import Builder
-from recur.io.flux.describe import era, tree_lines
 from recur.io.flux.fill import fill, fill_in_order
 from recur.io.flux.find import layers_inside, model_of, parameters, select
 from recur.io.flux.npz import named_arrays
 from recur.io.flux.old import gru_from_dense
+from recur.io.flux.outline import era, tree_lines
 
 __all__ = ["describe", "gru_from_dense", "load", "load_into", "read", "save_npz"]
 
@@ -128,9 +128,9 @@ def save_npz(model: Any, path: AnyPath, flux: str = "0.16") -> None:
     Arrays are in Fortran order, so NPZ.jl reads them without a transpose; positions count from 1:
     `layers.1.cell.Wi`.  In Julia, with a model of the same make:
 
-        using NPZ, Functors
+        using NPZ; import Functors
         w = npzread("model.npz")
-        model = fmap_with_path((p, x) -> get(w, join(p.keys, "."), x), model)
+        model = Functors.fmap_with_path((p, x) -> get(w, join(p.keys, "."), x), model)
 
     flux  the version that will read it.  Before 0.15 initial states are saved as `state0`; later
           ones have none
@@ -144,7 +144,7 @@ def save_npz(model: Any, path: AnyPath, flux: str = "0.16") -> None:
         raise ValueError(f'save_npz: flux is {flux!r}, expected a version, "0.16".') from None
     arrays = named_arrays(model, stateless=minor >= 15)
     with atomic_writer(path) as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def describe(path: AnyPath) -> str:

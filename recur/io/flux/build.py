@@ -66,7 +66,7 @@ class Builder:
         self._problems: list[str] = []
         self._layers: dict[int, Any] = {}
         self._cells: dict[int, tuple[Any, Any]] = {}
-        self._params: dict[int, Param] = {}
+        self._params: dict[int, tuple[np.ndarray, Param]] = {}
 
     def model(self, value: Any) -> Any:
         """The model that `value` describes.
@@ -142,9 +142,9 @@ class Builder:
     def _param(self, found: np.ndarray, dtype: Any = None, order: Any = "C") -> Param:
         """The parameter for an array; one for each array of the file."""
         if id(found) not in self._params:
-            wanted = dtype or (np.float64 if found.dtype == np.float64 else np.float32)
-            self._params[id(found)] = Param(found.astype(wanted, copy=False), order=order)
-        return self._params[id(found)]
+            made = Param(found.astype(dtype or _dtype(found), copy=False), order=order)
+            self._params[id(found)] = found, made  # an id names an array only while that lives
+        return self._params[id(found)][1]
 
     def _bias(self, value: Any, weight: np.ndarray) -> Param | None:
         found = self._need(values.bias(value, len(weight)))

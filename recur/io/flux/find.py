@@ -49,10 +49,10 @@ def layers_inside(tree: dict[str, Any]) -> list[str]:
     seen: set[int] = set()
     while pending and len(places) < 10:
         place, value = pending.pop(0)
-        value = plain(value)
         if id(value) in seen or isinstance(value, np.ndarray):
             continue
         seen.add(id(value))
+        value = plain(value)
         known = kind(value)
         if known is not None and (known != "Recur" or kind(value["cell"]) is not None):
             places.append(place)
