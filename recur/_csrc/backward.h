@@ -116,12 +116,28 @@ static void NAME(pass_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     NAME(store_part)(s->carry + at, dh, n);
 }
 
+/* Ask for what the block's gradients will read: saved long ago, it lies in the last cache or beyond,
+   in pieces too short for the hardware to follow.  The block's product takes long enough. */
+INLINE void NAME(fetch_saved)(const NAME(back) *s, const NAME(block) *b) {
+    const ptrdiff_t first = b->panel * 2 * LANES, line = 64 / sizeof(REAL), width = 2 * LANES * b->panels;
+    const ptrdiff_t last = first + width < s->hidden ? first + width : s->hidden;
+    for (ptrdiff_t row = b->row; row < b->row + b->rows; row++)
+        for (ptrdiff_t u = first; u < last; u += line) {
+            if (s->gates)
+                for (ptrdiff_t at = u; at < s->columns; at += s->hidden) PREFETCH_FAR(s->gates + row * s->columns + at);
+            if (s->dy) PREFETCH_FAR(s->dy + row * s->hidden + u);
+            if (s->hn) PREFETCH_FAR(s->hn + row * s->hidden + u);
+            PREFETCH_FAR((s->c ? s->c : s->h) + row * s->hidden + u);
+        }
+}
+
 /* One block of a step, compiled for each KIND. */
 INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(block) *b) {
     const ptrdiff_t width = 2 * LANES, depth = (KIND == RECUR_GRUV3 ? 2 : s->columns / s->hidden) * s->hidden;
     const recur_layout m = {1, 2, s->hidden, depth};
     ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(load_block)(&m, b, s->carry, acc, width);
+    NAME(fetch_saved)(s, b);
     if (s->dg_next)
         NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,
                    (const REAL *)s->cell->wh_back + b->panel * depth * width, acc, width);

@@ -18,16 +18,19 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
 #define PREFETCH(p) __builtin_prefetch(p)
+#define PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* to the second cache */
 #elif defined(__GNUC__)
 #define UNROLL _Pragma("GCC unroll 16") /* else gcc indexes the accumulators and keeps them in memory */
 #define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
 #define PREFETCH(p) __builtin_prefetch(p)
+#define PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* to the second cache */
 #else
 #define UNROLL
 #define INLINE static __inline
 #define ALIGNED __declspec(align(64))
 #define PREFETCH(p) ((void)(p))
+#define PREFETCH_FAR(p) ((void)(p))
 #endif
 
 /* rows a tile, by vectors a panel: as many accumulators as leave room for the weights and one x */
