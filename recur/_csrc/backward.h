@@ -121,13 +121,14 @@ static void NAME(pass_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
 INLINE void NAME(fetch_saved)(const NAME(back) *s, const NAME(block) *b) {
     const ptrdiff_t first = b->panel * 2 * LANES, line = 64 / sizeof(REAL), width = 2 * LANES * b->panels;
     const ptrdiff_t last = first + width < s->hidden ? first + width : s->hidden;
+    const REAL *state = s->c ? s->c : s->gates ? s->h : s->y;
     for (ptrdiff_t row = b->row; row < b->row + b->rows; row++)
         for (ptrdiff_t u = first; u < last; u += line) {
             if (s->gates)
                 for (ptrdiff_t at = u; at < s->columns; at += s->hidden) PREFETCH_FAR(s->gates + row * s->columns + at);
             if (s->dy) PREFETCH_FAR(s->dy + row * s->hidden + u);
             if (s->hn) PREFETCH_FAR(s->hn + row * s->hidden + u);
-            PREFETCH_FAR((s->c ? s->c : s->h) + row * s->hidden + u);
+            PREFETCH_FAR(state + row * s->hidden + u);
         }
 }
 
