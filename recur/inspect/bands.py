@@ -144,7 +144,8 @@ class Bands(Sheet):
         x, y = self.x(loss.column), self.loss_y(lane)
         by_row: dict[int, set[int]] = {}
         for call in loss.calls:
-            by_row.setdefault(self.row_of(call), set()).update(range(call.column, call.end))
+            reached = filter(call.reached_at, range(call.column, call.end))
+            by_row.setdefault(self.row_of(call), set()).update(reached)
         for row, columns in by_row.items():
             tip = self.y(row) - HALF
             if len(columns) == 1:

@@ -221,7 +221,7 @@ class Steps(Sheet):
         steps = {
             (step, self.row_of(call))
             for call in loss.calls
-            for step in range(call.column, call.end)
+            for step in filter(call.reached_at, range(call.column, call.end))
         }
         if steps:
             columns = [self.x(step) for step, _ in steps] + [x]
