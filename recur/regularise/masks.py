@@ -109,7 +109,7 @@ def resample(model: Model) -> Model:
     For loops inside one long scope: call it where a window ends.  `reset(model)` does it too, and
     so does the next scope.  Returns the model.
     """
-    for _, layer in modules(model):
-        if isinstance(layer, WindowMasks):
-            layer.resample()
+    keepers: list[Any] = [layer for _, layer in modules(model) if hasattr(layer, "resample")]
+    for layer in keepers:
+        layer.resample()
     return model
