@@ -10,7 +10,7 @@ import numpy as np
 from recur.errors import FormatError
 
 RECURRENT = frozenset({"RNN", "LSTM", "GRU"})
-_DEEPEST = 1000
+_DEEPEST = 100
 # What may lie between a state's input and the layer that starts from it, or between the layer and
 # the state's output: it moves numbers and changes none.
 _MOVES = frozenset(

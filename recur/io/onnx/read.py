@@ -57,7 +57,17 @@ def from_onnx(
     Raises `FormatError` for what has no counterpart here; the message names the operator.
     `ImportError` without the package onnx.
     """
-    graph = Graph(import_onnx(), proto, constants or {})
+    onnx = import_onnx()
+    try:
+        return Chain(*_layers(Graph(onnx, proto, constants or {}), recurrent_bias))
+    except FormatError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise FormatError(f"the graph is damaged: {error}") from error
+
+
+def _layers(graph: Graph, recurrent_bias: bool | None) -> list[Any]:
+    """The layers of a graph in a row."""
     if not graph.outputs:
         raise FormatError("the model has no output.")
     source, row = graph.row(graph.outputs[0])
@@ -75,7 +85,7 @@ def from_onnx(
                     f"the output {name!r} is no state of a layer on the way to "
                     f"{graph.outputs[0]!r}; one output is read."
                 )
-    return Chain(*reader.layers)
+    return reader.layers
 
 
 class _Reader:

@@ -157,6 +157,7 @@ class _Graph:
         self.initializers: list[Any] = []
         self.metadata: dict[str, str] = {}
         self.count = 0
+        self.placed: set[int] = set()  # recurrent layers that are in the graph, by id
         # Of the last output of a recurrent layer: the state h that it ended with, by direction,
         # and the `n_forward` of the FinalStep which that is.
         self.ends: dict[str, tuple[str, int | None]] = {}
@@ -328,6 +329,13 @@ class _Graph:
     ) -> tuple[str, str]:
         """(time, directions, batch, n_out) and (directions, batch, n_out), the outputs and the last
         h, of one operator for the layers of all directions."""
+        for layer, path in layers:
+            if id(layer) in self.placed:
+                raise StateError(
+                    f"{path or 'the model'}: {layer!r} stands in the model twice, and carries one "
+                    "state through both places; the states of a graph have no such order."
+                )
+            self.placed.add(id(layer))
         starts = [_starts(layer, path) for layer, path in layers]
         converted = [cell_to_onnx(layer.cell) for layer, _ in layers]
         names = converted[0][0].keys()
@@ -366,11 +374,6 @@ class _Graph:
         """(directions, batch, n) of what each direction of a layer starts from."""
         rows = []
         for name, init in parts:
-            if any(f"{name}_in" == held.name for held in self.inputs):
-                raise StateError(
-                    f"{name}: its layer stands in the model twice, and would carry one state "
-                    "through both places; a graph has no such order."
-                )
             if init.any():
                 self.metadata[f"{INIT}{name}_in"] = json.dumps(init.tolist())
             held = self.input(f"{name}_in", ["batch", len(init)], self.dtype)
