@@ -65,7 +65,7 @@ def test_only_steps_that_a_loss_depends_on_are_reached():
         y = m(X)
         m(X)
         tape.backward(y.sum())
-    assert [call.reached for call in calls_of(tape, m)] == [False, True, False]
+    assert [call.reached for call in calls_of(tape, m)] == [[False], [True], [False]]
 
 
 def test_a_cut_lies_between_the_steps_where_truncate_fell():
@@ -88,7 +88,7 @@ def test_a_cut_after_the_last_step_is_kept():
         tape.backward(loss)
     history = History(tape.events)
     assert history.after == {m: ["cut"]}
-    assert history.calls[m][0].reached
+    assert history.calls[m][0].reached == [True]
     assert len(red_lines(draw(tape))) == 2  # in the row and in the legend
 
 
@@ -126,7 +126,7 @@ def test_a_state_handed_over_comes_after_all_steps_of_the_layer_that_gave_it():
     (first,) = history.calls[decoder]
     assert first.column == 3
     assert first.state_from == [history.calls[encoder][-1]]
-    assert all(call.reached for call in history.all_calls())
+    assert all(call.reached == [True] for call in history.all_calls())
 
 
 def test_operations_between_two_steps_are_looked_through():
@@ -152,11 +152,12 @@ def test_a_cell_that_is_a_function_has_its_steps_told_as_well():
     m = Recur(cell, np.zeros((3, 1)))
     with Tape(log=True) as tape:
         m(np.ones((3, 2)))
-        y = m(np.ones((3, 2, 4)), truncate_every=2)
-        tape.backward(y[:, :, -1].sum())
+        ys = m([np.ones((3, 2))] * 4, truncate_every=2)
+        tape.backward(ys[-1].sum())
     first, second = calls_of(tape, m)
     assert (first.steps, second.steps, second.cuts) == (1, 4, [2])
     assert second.state_from == [first]
+    assert (first.reached, second.reached) == ([False], [False, True])
 
 
 def test_a_state_that_a_paused_step_has_moved_is_a_value():
@@ -220,6 +221,48 @@ def test_the_layer_that_runs_backwards_is_turned_round():
     with Tape(log=True) as tape:
         reset(m)(np.ones((3, 5, 40)), truncate_every=9)
     draw(tape)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_picture_says_of_init_and_inputs_what_the_gradient_does(seed):
+    """Random programs: a green arrow is a gradient of init, a blue box one of its step's input."""
+    rng = np.random.default_rng(seed)
+    m = recur.f64(GRU(3, 4, learn_init=True))
+    if seed % 3 == 0:
+        m(np.ones((3, 2)))
+    inputs, total = [], 0.0
+    with Tape(log=True) as tape:
+        for _ in range(rng.integers(3, 30)):
+            act = rng.choice(["step", "steps", "truncate", "reset", "paused", "reindex", "sweep"])
+            if act in ("step", "steps"):
+                x = tape.watch(rng.normal(size=(3, 2) if act == "step" else (3, 2, 4)))
+                inputs.append(x)
+                y = m(x) if act == "step" else m(x, truncate_every=int(rng.integers(1, 6)))
+                if rng.random() < 0.6:
+                    total = total + (y**2).sum()
+            elif act == "paused":
+                with recur.paused():
+                    m(np.ones((3, 2)))
+            elif act == "reindex":
+                recur.reindex(m, [1, 0])
+            elif act == "sweep" and not isinstance(total, float):
+                tape.backward(total, keep_graph=True)
+                total = 0.0
+            elif act in ("truncate", "reset"):
+                getattr(recur, act)(m)
+    if not inputs:
+        return
+    calls = calls_of(tape, m)
+    assert len(calls) == len(inputs)
+    starts = any(call.learned and call.reached[0] for call in calls)
+    assert starts == bool(m.init.grad is not None and m.init.grad.any())
+    for call, x in zip(calls, inputs, strict=True):
+        steps = [call.reached_at(column) for column in range(call.column, call.end)]
+        gradient = np.zeros(x.shape) if x.grad is None else x.grad
+        by_step = gradient.reshape(3, 2, -1).any(axis=(0, 1))
+        assert steps == by_step.tolist()
+    for picture in (draw(tape), draw(tape, {"m": m}, legend=False)):
+        ET.fromstring(picture.svg)
 
 
 # Pictures.

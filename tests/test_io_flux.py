@@ -21,6 +21,7 @@ from recur import ops
 from recur.cells import GRUv3Cell
 from recur.errors import FormatError, RecurError, ShapeError, StateError
 from recur.io import _hdf5, flux
+from recur.io.flux import values
 from recur.layers import Chain, Dense, Dropout, Embedding, LayerNorm
 from recur.module import Module, named_params, params, state_dict, testmode
 from recur.recurrent import GRU, LSTM, RNN, GRUv3
@@ -428,6 +429,14 @@ def test_batch_norm_uses_its_running_statistics(container, era, save, rng):
     close(model(x), np.maximum(wanted, 0))
 
 
+def test_a_batch_norm_of_different_sizes_is_refused(save, rng):
+    fields = {"λ": fn("Base.identity"), "β": draw(rng, 4), "γ": draw(rng, 4), "μ": draw(rng, 1)}
+    fields |= {"σ²": draw(rng, 4), "ϵ": 1e-5, "momentum": 0.1, "active": None}
+    kind = T("Flux.BatchNorm", tuple(T(f"Core.{n}") for n in ("A", "B", "C", "D")))
+    with pytest.raises(FormatError, match="different sizes"):
+        flux.load(save(m=S(kind, fields, True)))
+
+
 def test_what_cannot_be_built_is_listed_place_by_place(save, rng):
     anonymous = {"tag": "jl_anonymous", "typename": None, "params": []}
     doc = Bson().document(
@@ -470,6 +479,18 @@ def test_a_struct_named_like_a_layer_of_flux_is_not_taken_for_one(save):
     path = save(m=S(T("Main.LSTM"), {"cell": 1}))
     with pytest.raises(FormatError, match="a LSTM, which is not one of Flux's layers"):
         flux.load(path)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7])
+@pytest.mark.parametrize("kind", [*sorted(values.RECURRENT), *values.CELLS, "Chain", "Dense"])
+def test_a_layer_with_an_unknown_number_of_fields_is_refused(kind, count, save):
+    """Found by a fuzzer: a Recur of no known version, inside another value."""
+    layer = S(T(f"Flux.{kind}"), {str(i): i for i in range(count)}, True)
+    path = save(m=S(T("Main.Mine"), {"inner": layer}))
+    for name in (None, "m", "m.0"):
+        with pytest.raises(FormatError):
+            flux.load(path, name)
+    assert "load builds nothing" in flux.describe(path)
 
 
 def test_a_model_nested_too_deeply_is_refused(save, rng, request):

@@ -184,6 +184,23 @@ def test_sliding_windows_run_each_step_with_its_own_mask(make, rng):
     np.testing.assert_allclose(found, [(y**2).sum() for y in ys], rtol=1e-12)
 
 
+@every_cell
+def test_weights_of_every_cell_may_be_dropped_besides(make, rng):
+    layer = layer_of(make, np.float64, rng)
+    inner = "cell.cell" if isinstance(layer.cell, Zoneout) else "cell"
+    model = recur.Chain(
+        recur.WeightDrop(layer, [f"{inner}.Wh", f"{inner}.b"], 0.4, rng=rng),
+        recur.LockedDropout(0.3, rng=rng),
+    )
+    gradcheck(lambda m, X: m(X), model, sequence(rng))
+    twin = copy.deepcopy(model)
+    X = sequence(rng)
+    with Tape():
+        want = recur.value(model(X))
+    with Tape():
+        np.testing.assert_allclose(recur.value(stepwise(twin, X)), want, atol=1e-12)
+
+
 # ---------------------------------------------------------------------- zoneout
 
 

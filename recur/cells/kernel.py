@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -36,19 +37,35 @@ class Packed:
     key      each weight with its version: equal keys mean equal numbers
     form     what else the kernel depends on
     stamp    `writes.stamp` when the key was last found true; None if a look at it proves nothing
+    computed  the weights that are computed at each read, by name, and `writes.stamp` at that time;
+             None if they were not kept
     """
 
-    __slots__ = ("form", "kernel", "key", "names", "stamp", "weights")
+    __slots__ = ("__weakref__", "computed", "form", "kernel", "key", "names", "stamp", "weights")
 
     def __init__(
-        self, kernel: Any, names: tuple, weights: tuple, key: tuple, form: tuple, stamp: int | None
+        self,
+        kernel: Any,
+        names: tuple,
+        weights: tuple,
+        key: tuple,
+        form: tuple,
+        stamp: int | None,
+        computed: tuple[dict[str, Any], int] | None,
     ) -> None:
+        self.computed = computed
         self.kernel = kernel
         self.form = form
         self.names = names
         self.weights = weights
         self.key = key
         self.stamp = stamp
+
+    def reads_alike(self, cell: KernelCell) -> bool:
+        """Whether the cell's computed weights read as they did, and no weight was written."""
+        if self.computed is None or self.computed[1] != writes.stamp:
+            return False
+        return all(getattr(cell, name) is weight for name, weight in self.computed[0].items())
 
     def check(self, *, of_x: bool, of_state: bool) -> None:
         """Raises `TapeError` if a weight that the backward multiplies with was written since."""
@@ -68,8 +85,9 @@ class KernelCell(WeightedCell):
     run as separate operations.  A subclass gives `build` besides what `WeightedCell` asks for.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_changes"})
+    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_recent", "_changes"})
     _packed: Packed | None = None
+    _recent: Any = None  # a weak reference to the last one that holds computed weights
 
     def build(self, **weights: np.ndarray | None) -> Any:
         """The kernel for these weights, or None if no kernel knows this cell's activation."""
@@ -152,23 +170,32 @@ class KernelCell(WeightedCell):
         held = self._packed
         if held is not None and held.stamp == writes.stamp:
             return held
+        if self.computed_weights and self._recent is not None:
+            recent = self._recent()
+            if recent is not None and recent.reads_alike(self):
+                return recent
         return self._pack(held)
 
     def _pack(self, held: Packed | None) -> Packed:
-        stamp: int | None = writes.stamp  # before the weights are read: a write meanwhile will show
+        seen = writes.stamp  # before the weights are read: a write meanwhile will show
         weights = {name: getattr(self, name) for name in self.weight_names}
         weights = {name: w for name, w in weights.items() if w is not None}
         # The arrays of tensors, not the tensors: a cache must not keep history alive.
         key = tuple((w, w.version) if type(w) is Param else (peek(w), 0) for w in weights.values())
-        if self.computed_weights or any(type(w) is not Param for w in weights.values()):
-            stamp = None
+        plain = all(type(w) is Param for w in weights.values())
+        stamp = None if self.computed_weights or not plain else seen
         form = self.form()
         known = held is not None and held.form == form and _same(held.key, key)
         kernel = held.kernel if held is not None and known else self._build(weights)
         names = tuple(weights)
-        packed = Packed(kernel, names, tuple(map(traced, weights.values())), key, form, stamp)
-        kept = packed if stamp is not None else Packed(kernel, names, (), key, form, None)
+        computed = {name: weights[name] for name in self.computed_weights if name in weights}
+        packed = Packed(
+            kernel, names, tuple(map(traced, weights.values())), key, form, stamp, (computed, seen)
+        )
+        kept = packed if plain else Packed(kernel, names, (), key, form, None, None)
         object.__setattr__(self, "_packed", kept)
+        if computed:
+            object.__setattr__(self, "_recent", weakref.ref(packed))
         return packed
 
     def _build(self, weights: dict[str, Any]) -> Any:

@@ -65,7 +65,7 @@ class Bands(Sheet):
                 if self.row_of(other) != row:
                     start = (self._edge(call.column), self.y(row))
                     tip = (self._edge(other.end), self.y(self.row_of(other)))
-                    self.picture.arrow(start, tip, GRADIENT if call.reached else UNUSED, 2.0)
+                    self.picture.arrow(start, tip, GRADIENT if call.reached[0] else UNUSED, 2.0)
 
     def _edge(self, column: float) -> float:
         """The left side of a column."""
@@ -111,9 +111,9 @@ class Bands(Sheet):
         for row, call in self.place.values():
             for other in call.input_from:
                 other_row = self.row_of(other)
-                if call.reached and other_row != row:
-                    key = (row, other_row)
-                    columns.setdefault(key, set()).update(range(call.column, call.end))
+                if other_row != row:
+                    reached = filter(call.reached_at, range(call.column, call.end))
+                    columns.setdefault((row, other_row), set()).update(reached)
         for (row, other_row), steps in columns.items():
             side = HALF if other_row < row else -HALF
             self._curtain(steps, self.y(row) + side, self.y(other_row) - side)
@@ -144,7 +144,8 @@ class Bands(Sheet):
         x, y = self.x(loss.column), self.loss_y(lane)
         by_row: dict[int, set[int]] = {}
         for call in loss.calls:
-            by_row.setdefault(self.row_of(call), set()).update(range(call.column, call.end))
+            reached = filter(call.reached_at, range(call.column, call.end))
+            by_row.setdefault(self.row_of(call), set()).update(reached)
         for row, columns in by_row.items():
             tip = self.y(row) - HALF
             if len(columns) == 1:
@@ -172,11 +173,12 @@ def _bands(calls: Sequence[Call]) -> list[Band]:
         for start, stop in itertools.pairwise(bounds):
             first = stop == call.end if call.backwards else start == call.column
             kind = before if first else "cut"
+            reached = call.reached_at(start)
             last = bands[-1] if bands else None
-            if kind == "linked" and last is not None and last.reached == call.reached:
+            if kind == "linked" and last is not None and last.reached == reached:
                 bands[-1] = last._replace(stop=stop)
             else:
-                bands.append(Band(start, stop, call.reached, kind, call.backwards))
+                bands.append(Band(start, stop, reached, kind, call.backwards))
     return bands
 
 

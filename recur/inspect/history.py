@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,8 @@ class Call:
     state_from  the recorded calls from which its state comes
     input_from  the recorded calls from which its input comes
     earlier     whether its state comes from a scope that has ended
-    reached     whether the sweep of some loss passed through it
+    parts       the numbers of the operations inside it, a list for each part between two cuts
+    reached     for each of these parts, whether the sweep of some loss passed through it
     backwards   whether its first step is the last in time, as in one half of a `Bidirectional`
     """
 
@@ -35,14 +38,19 @@ class Call:
     state_from: list[Call] = field(default_factory=list)
     input_from: list[Call] = field(default_factory=list)
     earlier: bool = False
-    reached: bool = False
     backwards: bool = False
-    seqs: list[int] = field(default_factory=list)
+    parts: list[list[int]] = field(default_factory=lambda: [[]])
+    reached: list[bool] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """The column after all of its steps."""
         return self.column + self.steps
+
+    def reached_at(self, column: int) -> bool:
+        """Whether some loss reached the step in this column."""
+        step = self.end - 1 - column if self.backwards else column - self.column
+        return self.reached[bisect.bisect_right(self.cuts, step)]
 
     @property
     def cut_columns(self) -> list[int]:
@@ -85,7 +93,7 @@ class History:
                 self._add(event)
         reached = self._upstream(swept)
         for call in self.all_calls():
-            call.reached = not reached.isdisjoint(call.seqs)
+            call.reached = [not reached.isdisjoint(part) for part in call.parts]
 
     def all_calls(self) -> Iterator[Call]:
         """Every call, layer by layer."""
@@ -106,13 +114,14 @@ class History:
             self._leave(layer, event["steps"])
         elif kind == "cut" and "step" in event:
             self._open[-1].cuts.append(event["step"])
+            self._open[-1].parts.append([])
         elif kind in ("cut", "reset"):
             self.after.setdefault(layer, []).append(kind)
         else:
             self._inputs[event["seq"]] = event["inputs"]
             if self._open:
                 call = self._open[-1]
-                call.seqs.append(event["seq"])
+                call.parts[-1].append(event["seq"])
                 call.learned |= kind == "start" and bool(event["params"])
                 self._owners[event["seq"]] = call
 
@@ -125,7 +134,8 @@ class History:
             return
         call.steps = steps
         call.state_from = self._calls_above(call.state_seqs, call)
-        above = self._calls_above((i for s in call.seqs for i in self._inputs[s]), call)
+        inside = itertools.chain.from_iterable(call.parts)
+        above = self._calls_above((i for seq in inside for i in self._inputs[seq]), call)
         call.input_from = [other for other in above if other not in call.state_from]
         call.earlier = any(seq not in self._inputs and not call.at_start for seq in call.state_seqs)
         calls = self.calls.setdefault(layer, [])

@@ -158,7 +158,7 @@ class Sheet:
                     x + 4, y - 6, 18, 12, round=3, fill=UNREACHED_FILL, stroke=UNUSED
                 ),
                 "no loss reached this step",
-                any(not call.reached for call in calls),
+                not all(all(call.reached) for call in calls),
             ),
         ]
         return [(mark, words) for mark, words, there in entries if there]

@@ -57,11 +57,11 @@ class Steps(Sheet):
 
     def _boxes(self, row: int, call: Call) -> None:
         y = self.y(row)
-        stroke, fill = (GRADIENT, REACHED_FILL) if call.reached else (UNUSED, UNREACHED_FILL)
         for step in range(call.column, call.end):
-            x = self.x(step)
+            x, reached = self.x(step), call.reached_at(step)
+            stroke, fill = (GRADIENT, REACHED_FILL) if reached else (UNUSED, UNREACHED_FILL)
             words = f"{self.names[row]}, step {step + 1}"
-            words += "" if call.reached else ": no loss reached it"
+            words += "" if reached else ": no loss reached it"
             self.picture.box(
                 x - HALF_W,
                 y - HALF_H,
@@ -95,11 +95,11 @@ class Steps(Sheet):
             self._from_init(row, call, edge)
             return
         if continues(calls, i):
-            self._link(self.x(calls[i - 1].end - 1) + HALF_W, edge, y, call.reached)
+            self._link(self.x(calls[i - 1].end - 1) + HALF_W, edge, y, call.reached[0])
             return
         others = [other for other in call.state_from if self.row_of(other) != row]
         for other in others:
-            self._hand_over(other, edge, y, call.reached)
+            self._hand_over(other, edge, y, call.reached[0])
         if i:
             before = self.x(calls[i - 1].end - 1) + HALF_W
             if not others:
@@ -108,7 +108,7 @@ class Steps(Sheet):
         else:
             middle = edge - 14
             if call.earlier:
-                self._link(edge - 34, edge, y, call.reached)
+                self._link(edge - 34, edge, y, call.reached[0])
                 self.picture.text(
                     edge - 36, y - 10, "earlier scope", size=10, anchor="middle", fill=PALE_INK
                 )
@@ -133,7 +133,7 @@ class Steps(Sheet):
         kind = "a parameter" if call.learned else "a constant"
         self._value_line(x, edge, y)
         if call.learned:
-            colour = LEARNED if call.reached else UNUSED
+            colour = LEARNED if call.reached[0] else UNUSED
             tip = (x - 7 * side, y + GRADIENT_Y)
             self.picture.arrow((edge, y + GRADIENT_Y), tip, colour, 2.0)
         self.init_mark(x, y, call.learned, 7, f"{self.names[row]} starts from init, {kind}")
@@ -148,9 +148,9 @@ class Steps(Sheet):
                 self._value_line(left, right, self.y(row))
                 self._cut((left + right) / 2, row)
             elif call.backwards:
-                self._link(right, left, self.y(row), call.reached)
+                self._link(right, left, self.y(row), call.reached_at(step))
             else:
-                self._link(left, right, self.y(row), call.reached)
+                self._link(left, right, self.y(row), call.reached_at(step))
 
     def _link(self, before: float, edge: float, y: float, reached: bool) -> None:
         """The value's line and the gradient's arrow from the box at `edge` to the one before."""
@@ -186,7 +186,7 @@ class Steps(Sheet):
                 continue
             for step in range(call.column, call.end):
                 across = min(max(step, other.column), other.end - 1)
-                self._rung(row, step, other_row, across, call.reached)
+                self._rung(row, step, other_row, across, call.reached_at(step))
 
     def _rung(self, row: int, step: int, other_row: int, other_step: int, reached: bool) -> None:
         side = HALF_H if other_row < row else -HALF_H
@@ -221,7 +221,7 @@ class Steps(Sheet):
         steps = {
             (step, self.row_of(call))
             for call in loss.calls
-            for step in range(call.column, call.end)
+            for step in filter(call.reached_at, range(call.column, call.end))
         }
         if steps:
             columns = [self.x(step) for step, _ in steps] + [x]

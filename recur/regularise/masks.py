@@ -33,6 +33,7 @@ class WindowMasks(Module):
     def resample(self) -> None:
         """The next use draws new masks."""
         self._masks = {}
+        self.changed()
 
     def held_masks(self) -> dict[Any, Any]:
         """What `hold_masks` takes to go on with the masks of this moment."""
@@ -43,6 +44,10 @@ class WindowMasks(Module):
         masks: dict[Any, Any] = dict(held)
         self._scope = masks.pop("scope")
         self._masks = masks
+        self.changed()
+
+    def changed(self) -> None:
+        """Called when the masks that serve are others: what was made of them does no longer."""
 
     def held(self, key: Hashable) -> np.ndarray | None:
         """The mask that is kept under `key` and still serves, or None."""
@@ -104,7 +109,7 @@ def resample(model: Model) -> Model:
     For loops inside one long scope: call it where a window ends.  `reset(model)` does it too, and
     so does the next scope.  Returns the model.
     """
-    for _, layer in modules(model):
-        if isinstance(layer, WindowMasks):
-            layer.resample()
+    keepers: list[Any] = [layer for _, layer in modules(model) if hasattr(layer, "resample")]
+    for layer in keepers:
+        layer.resample()
     return model

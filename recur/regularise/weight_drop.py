@@ -41,12 +41,12 @@ _DROP = _Drop("weight_drop")
 
 
 class _Product(NamedTuple):
-    """A dropped weight, and of what and in which scope it was made."""
+    """A dropped weight, in which scope and of what it was made; with the mask that still serves."""
 
-    raw: Any
-    version: int
-    mask: np.ndarray
     scope: Any
+    raw_id: int
+    version: int
+    raw: Any  # lest another object get its id
     weight: Any
 
 
@@ -85,43 +85,47 @@ class WeightMasks(WindowMasks):
         self.fixed.pop(path, None)
         if mask is not None:
             self.fixed[path] = mask
+        self.changed()
 
     def weight(self, path: str, raw: Any) -> Any:
         """The weight at `path`, made of the parameter `raw`: `raw` itself if nothing is dropped."""
         if not is_active(self):
             return raw
-        mask = self.fixed.get(path)
-        if mask is None:
-            if self.p == 0:
-                return raw
-            mask = self.held(path)
-        if mask is None:
-            # All at once: the masks must not depend on which weight a layer reads first.
-            drawn = {path: self.draw(self.p, shape) for path, shape in self.shapes.items()}
-            self.hold(drawn)
-            mask = drawn[path]
-        self.used[path] = mask
-        return self._product(path, raw, mask)
-
-    def _product(self, path: str, raw: Any, mask: np.ndarray) -> Any:
-        tape = current()
-        version = raw.version if type(raw) is Param else 0
+        tape, version = current(), raw.version if type(raw) is Param else 0
         held = self._products.get(path)
-        if held is not None and (
-            held.raw is raw and held.version == version and held.mask is mask and held.scope is tape
-        ):
+        if held is not None and held[:3] == (tape, id(raw), version):
             return held.weight
-        value = peek(raw)
-        factor = scaled(mask, self.p, value.dtype)
-        product = np.multiply(value, factor, out=np.empty_like(value))
-        source = None if tape is None else traced(raw)
-        weight: Any = product
-        if source is not None:
-            weight = record_one(_DROP, (source,), product, factor)
-        self._products[path] = _Product(raw, version, mask, tape, weight)
+        mask = self._mask(path)
+        if mask is None:
+            return raw
+        self.used[path] = mask
+        weight = self._product(raw, mask)
+        self._products[path] = _Product(tape, id(raw), version, raw, weight)
         if tape is not None:
             tape.stepped(self)
         return weight
+
+    def _mask(self, path: str) -> np.ndarray | None:
+        """The mask that serves now, drawn if there is none; None if nothing is to be dropped."""
+        mask = self.fixed.get(path)
+        if mask is None and self.p > 0:
+            mask = self.held(path)
+            if mask is None:
+                # All at once: they must not depend on which weight a layer reads first.
+                drawn = {path: self.draw(self.p, shape) for path, shape in self.shapes.items()}
+                self.hold(drawn)
+                mask = drawn[path]
+        return mask
+
+    def _product(self, raw: Any, mask: np.ndarray) -> Any:
+        value = peek(raw)
+        factor = scaled(mask, self.p, value.dtype)
+        product = np.multiply(value, factor, out=np.empty_like(value))
+        source = None if current() is None else traced(raw)
+        return product if source is None else record_one(_DROP, (source,), product, factor)
+
+    def changed(self) -> None:
+        self._products = {}
 
     def forget_history(self) -> None:
         """Lets the weights of a scope go; the tape calls this when it ends."""

@@ -297,6 +297,8 @@ class Builder:
         held = next((a for a in found.values() if a is not None), None)
         if held is None:
             raise _Failed("it holds neither scale nor statistics, so its size is unknown")
+        if any(a is not None and len(a) != len(held) for a in found.values()):
+            raise _Failed("its scale, bias and statistics have different sizes")
         active = field(value, "active")
         layer = BatchNorm(
             len(held),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recur.errors import FormatError
-from recur.io.flux.values import array, is_lost, is_state, kind, plain, told
+from recur.io.flux.values import array, field, is_lost, is_state, kind, plain, told
 from recur.io.julia import Struct, Type
 
 _NAMED_TUPLE = Type(("Core", "NamedTuple"))
@@ -54,7 +54,7 @@ def layers_inside(tree: dict[str, Any]) -> list[str]:
         seen.add(id(value))
         value = plain(value)
         known = kind(value)
-        if known is not None and (known != "Recur" or kind(value["cell"]) is not None):
+        if known is not None and (known != "Recur" or kind(field(value, "cell")) is not None):
             places.append(place)
         elif isinstance(value, Struct):
             pending += [(f"{place}.{n}", x) for n, x in value.items()]

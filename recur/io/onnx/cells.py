@@ -20,6 +20,7 @@ from recur.io._gates import GATES, blocks, floats, sum_of_biases, weights
 
 _TO = {RNNCell: (0,), LSTMCell: (0, 3, 1, 2), GRUCell: (1, 0, 2), GRUv3Cell: (1, 0, 2)}
 _FROM = {"RNN": (0,), "LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}
+_USUAL = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 _PEEPHOLES = (0, 2, 1)  # its own inverse
 _GATE = {"sigmoid": "Sigmoid", "hard_sigmoid": "HardSigmoid"}
 
@@ -181,6 +182,29 @@ def _forget_is_rest(name: str, array: Any, n: int) -> Any:
     return array
 
 
+def of_direction(kind: str, attributes: dict[str, Any], way: int, ways: int) -> dict[str, Any]:
+    """The attributes of an operator with `ways` directions that are those of one of them.
+
+    Activations are listed direction by direction; their parameters for those that take any.
+    """
+    own = {name: value for name, value in attributes.items() if not name.startswith("activation")}
+    names = list(attributes.get("activations") or _USUAL[kind] * ways)
+    if len(names) != len(_USUAL[kind]) * ways:
+        raise FormatError(f"activations are {names}, expected {len(_USUAL[kind])} a direction.")
+    n = len(_USUAL[kind])
+    own["activations"] = names[way * n : (way + 1) * n]
+    for k, name in enumerate(("activation_alpha", "activation_beta")):
+        given = attributes.get(name)
+        if given is not None:
+            before = sum(_parameters(act)[k] is not None for act in names[: way * n])
+            own[name] = given[before:]
+    return own
+
+
+def _parameters(name: str) -> tuple[float | None, float | None]:
+    return _PARAMETERS.get(name.lower(), (None, None))
+
+
 def _known(
     title: str,
     kind: str,
@@ -189,7 +213,7 @@ def _known(
     betas: Sequence[float] | None,
 ) -> list[str]:
     """Our names of an operator's activations, of which a cell must be able to hold all."""
-    usual = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[kind]
+    usual = _USUAL[kind]
     names = usual if given is None else list(given)
     if len(names) != len(usual):
         raise FormatError(f"{title}: activations are {names}, expected {len(usual)} of them.")
@@ -197,7 +221,7 @@ def _known(
     left = [list(alphas or ()), list(betas or ())]
     found = []
     for name in names:
-        ours, parameters = _OURS.get(name.lower()), _PARAMETERS.get(name.lower(), (None, None))
+        ours, parameters = _OURS.get(name.lower()), _parameters(name)
         for usual_one, rest in zip(parameters, left, strict=True):
             if usual_one is not None and rest and not np.isclose(rest.pop(0), usual_one, 1e-6, 0):
                 raise FormatError(
