@@ -855,6 +855,17 @@ def test_the_parameter_of_a_dropped_weight_cannot_be_taken_away():
     assert type(cell.b_raw) is Param
 
 
+def test_a_file_needs_the_wrapper_or_the_plain_layer(tmp_path):
+    wd = WeightDrop(recur.LSTM(3, 4), "Wh", 0.5)
+    with pytest.raises(recur.StateError, match=r"cell: the weight Wh of .* is computed by a wra"):
+        recur.save(wd.layer, tmp_path / "m.safetensors")
+    recur.save(Chain(wd, wd.layer), tmp_path / "m.safetensors")
+    both = recur.load(tmp_path / "m.safetensors")
+    assert both[1] is both[0].layer and both[0].names == ("cell.Wh",)
+    recur.save(wd.remove(), tmp_path / "m.safetensors")
+    assert list(recur.named_params(recur.load(tmp_path / "m.safetensors")))[1] == "cell.Wh"
+
+
 def test_an_array_of_another_shape_is_refused_under_either_name():
     cell = recur.LSTMCell(3, 4)
     WeightDrop(cell, "Wh", 0.5)

@@ -90,6 +90,10 @@ class Module:
         left = {other: how for other, how in self.computed_weights.items() if other != name}
         self._rename(raw_name(name), name, left)
 
+    def computes(self) -> list[tuple[Module, str]]:
+        """The layers and weights that this layer called `compute_weight` for, and will again."""
+        return []
+
     def _rename(self, old: str, new: str, computed: dict[str, Computed]) -> None:
         param = self.__dict__[old]
         if type(param) is Param and param.name.endswith(f".{old}"):

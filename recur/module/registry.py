@@ -116,6 +116,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
+        self.computed: set[tuple[int, str]] = set()  # weights whose wrapper has been written
 
     def write(self, path: str, x: Any) -> Any:
         if x is None or isinstance(x, (bool, int, float, str)):
@@ -146,6 +147,14 @@ class _Writer:
                 f'cannot describe. Decorate the class with @recur.register("{cls.__qualname__}") '
                 "and give it a config() that returns its constructor's arguments."
             )
+        self.computed.update((id(owner), name) for owner, name in layer.computes())
+        for name in layer.computed_weights:
+            if (id(layer), name) not in self.computed:
+                raise StateError(
+                    f"{path or 'model'}: the weight {name} of {layer!r} is computed by a wrapper "
+                    "that is no part of the model. Save the wrapper, or take it off: "
+                    "WeightDrop.remove()."
+                )
         self.numbers[id(layer)] = len(self.numbers)
         with raw_weights():
             options = layer.config()

@@ -274,6 +274,9 @@ class WeightDrop(Module):
         self.masks.shapes = {}
         return self.layer
 
+    def computes(self) -> list[tuple[Module, str]]:
+        return [_owner(self.layer, path) for path in self.names]
+
     def _path(self, name: str) -> str:
         for path in self.names:
             if path == name or path.endswith(f".{name}"):
