@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -499,6 +501,33 @@ def test_a_copy_taken_inside_a_scope_goes_on_with_the_mask(rng):
         other = copy.deepcopy(wd)
         np.testing.assert_array_equal(other.mask("Wh"), wd.mask("Wh"))
         np.testing.assert_allclose(recur.value(other(x)), recur.value(wd(x)), atol=1e-12)
+
+
+def test_a_mask_does_not_pass_for_that_of_a_scope_in_another_process(rng):
+    wd = dropped("lstm", np.float64, rng)
+    with Tape() as tape:
+        wd(np.ones((N_IN, B)))
+        data = pickle.dumps(wd)
+        serial = tape.serial
+    program = """
+import pickle, sys
+import numpy as np
+from recur import Tape
+wd = pickle.loads(sys.stdin.buffer.read())
+while (tape := Tape()).serial < int(sys.argv[1]):
+    pass
+assert tape.serial == int(sys.argv[1])
+with tape:
+    wd(np.ones((3, 2)))
+sys.stdout.buffer.write(wd.mask("Wh").tobytes())
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", program, str(serial)], input=data, capture_output=True, check=True
+    )
+    assert made.stdout != wd.mask("Wh").tobytes()
+    with Tape():
+        wd(np.ones((N_IN, B)))
+    assert made.stdout == wd.mask("Wh").tobytes()  # what comes next from this generator
 
 
 def test_gradient_flows_through_a_rebuilt_model_into_the_flat_vector(rng):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +14,8 @@ from recur.module import Module, child_generator, journal, modules
 from recur.tape import current
 
 Model = TypeVar("Model")
+
+_IMPORT = uuid.uuid4().hex
 
 
 class WindowMasks(Module):
@@ -29,6 +33,17 @@ class WindowMasks(Module):
         # By whether they belong to a scope, and by what the layer keeps them under.
         self._masks: dict[Any, np.ndarray] = {}
         self._scope: int | None = None  # the serial of the scope that they belong to
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_process": _process()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        same_process = state.pop("_process") == _process()
+        super().__setstate__(state)
+        if not same_process:  # whose scopes have the same numbers, and are others
+            self._masks = {key: mask for key, mask in self._masks.items() if not key[0]}
+            self._scope = None
 
     def resample(self) -> None:
         """The next use draws new masks."""
@@ -85,6 +100,10 @@ class WindowMasks(Module):
     def _go_back(self, masks: dict[Any, Any], state: Any) -> None:
         self.hold_masks(masks)
         self.generator.bit_generator.state = state
+
+
+def _process() -> str:
+    return f"{_IMPORT} {os.getpid()}"
 
 
 def drawn(generator: np.random.Generator, p: float, shape: tuple[int, ...]) -> np.ndarray:
