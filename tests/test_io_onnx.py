@@ -307,6 +307,15 @@ def test_an_embedding_takes_whole_numbers(lengths, rng):
 
 
 @pytest.mark.oracle
+def test_two_embeddings_may_look_up_one_index(rng):
+    pytest.importorskip("onnx")
+    model = randomised(Chain(Parallel("+", Embedding(7, 3), Embedding(7, 3)), GRU(3, 2)), rng)
+    X = rng.integers(0, 7, (2, 5))
+    feed = {"x": X.T.copy(), **onnx_io.initial_states(model, 2)}
+    near(run(onnx_io.to_onnx(model), feed)["y"], model(X).T)
+
+
+@pytest.mark.oracle
 def test_an_embedding_inside_a_model_takes_one_hot_columns(rng):
     pytest.importorskip("onnx")
     model = randomised(Chain(Dense(3, 7, recur.softmax), Embedding(7, 2)), rng)
@@ -609,6 +618,28 @@ def test_layers_that_disagree_about_padding_are_refused(rng):
     arrays = weights(rng, "LSTM") | {"W5": numbers(rng, 1, 20, 5), "one": np.array([1])}
     proto = model_of(nodes, SEQUENCE | {"lengths": [None]}, {"z": None}, arrays)
     with pytest.raises(FormatError, match="sequence_lens and others"):
+        onnx_io.from_onnx(proto)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("lengths", "direction", "reason"),
+    [
+        ("lengths", "forward", "in padded sequences is padding"),
+        ("", "bidirectional", "ends at both ends"),
+        ("", "reverse", "takes number -1 along the axis T"),
+    ],
+)
+def test_a_last_step_that_is_no_end_is_refused(lengths, direction, reason, rng):
+    ways = 1 + (direction == "bidirectional")
+    row = ["x", "W", "R", "B", lengths]
+    nodes = [
+        ("LSTM", row, ["y"], {"hidden_size": 5, "direction": direction}),
+        ("Gather", ["y", "last"], ["z"], {"axis": 0}),
+    ]
+    arrays = weights(rng, "LSTM", ways) | {"last": np.array(-1)}
+    proto = model_of(nodes, SEQUENCE | {"lengths": [None]}, {"z": None}, arrays)
+    with pytest.raises(FormatError, match=reason):
         onnx_io.from_onnx(proto)
 
 

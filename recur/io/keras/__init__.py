@@ -50,10 +50,11 @@ def load(path: AnyPath, *, masks: bool = False, recurrent_bias: bool | None = No
 def load_into(model: Any, path: AnyPath, *, gate_act: str | None = None) -> Any:
     """Fill a model built by hand from a weights file, `.weights.h5` or `.h5`; returns it.
 
-    The model's layers with weights are those of the Keras model, in its order.  Such a file does
-    not say what the functions of the layers are: they are the model's.  If it comes from Keras
-    before 2.3, whose gates were hard_sigmoid by default, cells must have those; `gate_act` says
-    what else the model was trained with.
+    The model's layers with weights are those of the Keras model, in its order; models inside that
+    one, and TimeDistributed, are not looked into.  Such a file does not say what the functions of
+    the layers are: they are the model's.  If it comes from Keras before 2.3, whose gates were
+    hard_sigmoid by default, cells must have those; `gate_act` says what else the model was trained
+    with.
 
     Raises `FormatError` if the two do not fit, and changes nothing; else as `load`.
     """

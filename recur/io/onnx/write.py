@@ -150,7 +150,7 @@ class _Graph:
 
     def __init__(self, onnx: Any, dtype: np.dtype, lengths: bool, indices: bool) -> None:
         self.onnx, self.dtype, self.lengths = onnx, dtype, lengths
-        self.indices = indices  # the value that the next Embedding gets
+        self.indices = "x" if indices else None  # the value that holds no numbers but indices
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
