@@ -9,6 +9,7 @@ from recur import (
     ops,
     optim,
     regularise,
+    streaming,
 )
 from recur._kernels import get_num_threads, set_num_threads
 from recur._version import __version__
@@ -199,6 +200,10 @@ from recur.regularise import (
     resample,
     temporal_activity_penalty,
 )
+from recur.streaming import (
+    Stream,
+    StreamPool,
+)
 from recur.tape import (
     Param,
     Tape,
@@ -277,7 +282,9 @@ __all__ = [
     "SkipConnection",
     "StateError",
     "Step",
+    "Stream",
     "StreamError",
+    "StreamPool",
     "Tape",
     "TapeError",
     "Tensor",
@@ -367,6 +374,7 @@ __all__ = [
     "state_dict",
     "states",
     "stop_gradient",
+    "streaming",
     "summary",
     "swap_in_average",
     "swap_out_average",

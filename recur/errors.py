@@ -55,7 +55,18 @@ class UnknownStream(StreamError, KeyError):
 
 
 class Expired(StreamError):
-    """The stream was closed after its idle time; the error carries its last step."""
+    """The stream was closed after its idle time.
+
+    at         when, in seconds since the epoch; None if that is not known
+    last_step  how many steps it had taken; None if that is not known
+    """
+
+    def __init__(
+        self, message: str = "", *, at: float | None = None, last_step: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.at = at
+        self.last_step = last_step
 
 
 class Busy(StreamError):
@@ -63,7 +74,18 @@ class Busy(StreamError):
 
 
 class Gap(StreamError):
-    """A step number skips steps that were never taken."""
+    """A step number skips steps that were never taken.
+
+    expected   the number that the stream's next step has
+    got        the number that came
+    """
+
+    def __init__(
+        self, message: str = "", *, expected: int | None = None, got: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.got = got
 
 
 class Conflict(StreamError):

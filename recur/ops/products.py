@@ -75,7 +75,7 @@ def affine(W: Any, x: Any, b: Any = None) -> Any:
     if not any_traced(inputs):
         rows = _rows(values, dtype)
         if values.ndim < 3:
-            return _columns(_packed(W, b).apply(rows), values.shape)
+            return _columns(packed_affine(W, b).apply(rows), values.shape)
         return _columns(_affine_forward(weight, rows, b), values.shape)
     rows = _rows(values, dtype)
     if inputs[1] is None and inputs[0] is not None and np.may_share_memory(rows, values):
@@ -93,7 +93,7 @@ def _affine_forward(W: np.ndarray, rows: np.ndarray, b: Any) -> np.ndarray:
     return _kernels.affine_forward(np.ascontiguousarray(W), rows, bias)
 
 
-def _packed(W: Any, b: Any) -> _kernels.AffineKernel:
+def packed_affine(W: Any, b: Any) -> _kernels.AffineKernel:
     """The packed form of W and b; a Param keeps it until either is written."""
     if type(W) is not Param or not (b is None or type(b) is Param):
         return _pack(peek(W), peek(b))

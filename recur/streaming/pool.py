@@ -1,0 +1,519 @@
+"""`Pool`: many streams whose states lie packed, so that any of them step in one call."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownStream
+from recur.streaming.blocks import Blocks, Name, Places, hashes, rows_of
+from recur.streaming.plan import Plan
+from recur.streaming.rest import Rest, RestState
+from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
+from recur.streaming.stages import Scratch
+
+Id: TypeAlias = Hashable
+
+
+class Slots:
+    """Streams of a pool that were looked up once, to be stepped by `pool.step(slots, X)`.
+
+    Valid until one of them is closed, expires or is taken over; a step then raises.
+    """
+
+    __slots__ = ("_seen", "epochs", "ids", "places")
+
+    def __init__(self, ids: tuple, places: Places, epochs: np.ndarray, seen: int) -> None:
+        self.ids = ids
+        self.places = places
+        self.epochs = epochs
+        self._seen = seen  # the pool's count of departures when these were last found to be there
+
+    def __len__(self) -> int:
+        return self.places.count
+
+
+class Pool:
+    """What `StreamPool` does in memory: see there."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        capacity: int = 64,
+        limit: int | None = None,
+        rest: Rest = "learned",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"StreamPool: capacity is {capacity}, expected at least 1.")
+        self.plan = Plan(model)
+        self.limit = limit
+        self._clock = clock
+        self._rest = RestState(self.plan, rest)
+        columns: dict[Name, tuple[tuple[int, ...], np.dtype]] = {
+            i: ((part.size,), part.dtype) for i, part in enumerate(self.plan.parts)
+        }
+        columns |= {
+            "step": ((), np.dtype(np.int64)),
+            "answered": ((), np.dtype(bool)),
+            "digest": ((), np.dtype(np.uint64)),
+            "epoch": ((), np.dtype(np.int64)),
+            "time": ((), np.dtype(np.float64)),
+            "due": ((), np.dtype(np.int64)),
+            "saved": ((), np.dtype(np.int64)),
+            "tag": ((16,), np.dtype(np.uint8)),
+        }
+        self._blocks = Blocks(columns, capacity)
+        self._slots: dict[Id, int] = {}
+        self._lock = threading.RLock()
+        self._scratch: Scratch = {}
+        self._gathered: list[np.ndarray] = []
+        self._departures = 0
+        self._last_epoch = 0
+
+    @property
+    def model(self) -> Any:
+        return self.plan.model
+
+    @property
+    def title(self) -> str:
+        return f"StreamPool({self.plan.title})"
+
+    def __repr__(self) -> str:
+        return f"{self.title} of {len(self)} streams"
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, id: Id) -> bool:
+        return id in self._slots
+
+    def ids(self) -> list[Any]:
+        """The streams that are in memory, oldest first."""
+        with self._lock:
+            return list(self._slots)
+
+    # ------------------------------------------------------------ coming and going
+
+    def open(self, id: Id, *, takeover: bool = False, tag: bytes = NO_TAG) -> int:
+        """Opens a stream at rest, and returns its epoch: a number that rises with each owner.
+
+        takeover  a stream that is there already goes on, under a new epoch: whoever held the old
+                  one (`epochs=` of a step, or `slots`) gets `Conflict` from then on
+        tag       16 bytes that stay with the stream, also in snapshots: see `tag`
+
+        Raises `Conflict` if the stream is there and `takeover` is not set, `Busy` if the pool is
+        full.  Nothing was changed then.
+        """
+        if len(tag) != 16:
+            raise ValueError(f"{self.title}: tag has {len(tag)} bytes, expected 16.")
+        with self._lock:
+            if id in self._slots:
+                if not takeover:
+                    raise Conflict(
+                        f"{self.title}: stream {id!r} is open already. Close it, or pass "
+                        "takeover=True to go on with it as its only holder. Nothing was changed."
+                    )
+                return self._take_over(id, tag)
+            return self._admit(id, takeover, tag)
+
+    def _take_over(self, id: Id, tag: bytes) -> int:
+        block, row = self._blocks.one(self._slots[id])
+        block["epoch"][row] = self._new_epoch(id)
+        block["tag"][row] = np.frombuffer(tag, np.uint8)
+        self._departures += 1
+        return int(block["epoch"][row])
+
+    def _admit(self, id: Id, takeover: bool, tag: bytes) -> int:
+        epoch = self._new_epoch(id)
+        self._place(id, self._at_rest(tag), epoch)
+        return epoch
+
+    def _at_rest(self, tag: bytes) -> Moment:
+        return Moment(self._rest.rows(), tag=tag)
+
+    def _new_epoch(self, id: Id) -> int:
+        self._last_epoch += 1
+        return self._last_epoch
+
+    def _check_room(self) -> None:
+        if self.limit is not None and len(self._slots) >= self.limit:
+            raise Busy(
+                f"{self.title}: all {self.limit} places are taken. Close a stream, or raise "
+                "limit=. Nothing was changed."
+            )
+
+    def _place(self, id: Id, moment: Moment, epoch: int) -> None:
+        """Gives a stream a slot and fills every column of it."""
+        self._check_room()
+        if moment.answer is not None:
+            self._know_answer(moment.answer.shape, moment.answer.dtype)
+        slot = self._blocks.take()
+        block, row = self._blocks.one(slot)
+        for i, part in enumerate(moment.state):
+            block[i][row] = part[0]
+        block["step"][row] = moment.step
+        block["digest"][row] = moment.digest
+        block["answered"][row] = moment.answer is not None
+        block["epoch"][row] = epoch
+        block["time"][row] = self._clock()
+        block["due"][row] = 0
+        block["saved"][row] = -1
+        block["tag"][row] = np.frombuffer(moment.tag, np.uint8)
+        if moment.answer is not None:
+            block["answer"][row] = moment.answer
+        self._slots[id] = slot
+        self._placed(id, slot)
+
+    def _placed(self, id: Id, slot: int) -> None:
+        """Called when a stream has got its slot."""
+
+    def close(self, id: Id) -> None:
+        """Ends a stream; its memory serves the next.  Raises `UnknownStream`."""
+        with self._lock:
+            self._slot(id)
+            self._remove(id)
+
+    def _remove(self, id: Id) -> None:
+        slot = self._slots.pop(id)
+        block, row = self._blocks.one(slot)
+        block["epoch"][row] = -1  # no `Slots` may take it for the stream that it was
+        self._blocks.give_back(slot)
+        self._departures += 1
+
+    def fork(self, id: Id, new: Id) -> int:
+        """Opens stream `new` in the state, and at the step number, of stream `id`.
+
+        Returns the epoch.  Raises as `open`, and `UnknownStream`.
+        """
+        with self._lock:
+            moment = self._moment(self._slot(id))
+            if new in self:
+                raise Conflict(
+                    f"{self.title}: stream {new!r} is open already. Nothing was changed."
+                )
+            self._check_room()
+            moment.tag = NO_TAG
+            epoch = self._new_epoch(new)
+            self._place(new, moment, epoch)
+            return epoch
+
+    # ------------------------------------------------------------ looking up
+
+    def _slot(self, id: Id) -> int:
+        slot = self._slots.get(id)
+        return self._missing(id) if slot is None else slot
+
+    def _missing(self, id: Id) -> int:
+        """The slot of a stream that is not in memory, brought back; raises if there is none."""
+        raise UnknownStream(
+            f"{self.title}: no stream {id!r} is open. Open it first. Nothing was changed."
+        )
+
+    def _places(self, ids: Iterable[Id]) -> tuple[tuple, Places]:
+        names = tuple(ids)
+        found = self._slots
+        try:
+            index = np.fromiter((found[id] for id in names), np.int64, len(names))
+        except KeyError:
+            # Bringing one stream back may send another away; the second look finds out.
+            for id in names:
+                self._slot(id)
+            index = np.fromiter((self._slot(id) for id in names), np.int64, len(names))
+        if len(names) > 1 and len(np.unique(index)) < len(names):
+            twice = next(id for id in names if names.count(id) > 1)
+            raise StreamError(
+                f"{self.title}: stream {twice!r} is named twice in one call; its steps follow one "
+                "another. Nothing was changed."
+            )
+        return names, self._blocks.places(index)
+
+    def slots(self, ids: Iterable[Id]) -> Slots:
+        """Looks streams up once, for many steps of the same ones.  Raises `UnknownStream`."""
+        with self._lock:
+            names, places = self._places(ids)
+            epochs = np.array(self._get("epoch", places))
+            return Slots(names, places, epochs, self._departures)
+
+    def _get(self, name: Name, places: Places) -> np.ndarray:
+        if places.count == 0:
+            shape, dtype = self._blocks.columns[name]
+            return np.empty((0, *shape), dtype)
+        return self._blocks.get(name, places)
+
+    def _resolve(self, ids: Any) -> tuple[Sequence[Id], Places]:
+        if not isinstance(ids, Slots):
+            return self._places(_listed(ids))
+        if ids._seen != self._departures:
+            gone = self._blocks.get("epoch", ids.places) != ids.epochs if len(ids) else np.zeros(0)
+            lost = [id for id, away in zip(ids.ids, gone, strict=True) if away]
+            if lost:
+                raise Conflict(
+                    f"{self.title}: stream {lost[0]!r} was closed or taken over since its slot was "
+                    "looked up. Call slots(ids) again. Nothing was changed."
+                )
+            ids._seen = self._departures
+        return ids.ids, ids.places
+
+    def steps(self, ids: Iterable[Id] | Slots) -> np.ndarray:
+        """How many steps each stream has taken: (N,) int64."""
+        with self._lock:
+            return np.array(self._get("step", self._resolve(ids)[1]))
+
+    def tag(self, id: Id) -> bytes:
+        """The bytes that `open` was given."""
+        with self._lock:
+            block, row = self._blocks.one(self._slot(id))
+            return block["tag"][row].tobytes()
+
+    # ------------------------------------------------------------ stepping
+
+    def step(
+        self,
+        ids: Iterable[Id] | Slots,
+        X: Any,
+        *,
+        numbers: Any = None,
+        epochs: Any = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """One step of each of these streams, in any order: answers (n_out, N).
+
+        ids      streams, each once, or what `slots` gave
+        X        (n_in, N), or indices (N,) for a model that begins with an `Embedding`
+        numbers  (N,) which step of its stream each is, counted from 1.  The number of the last step
+                 again gives the stored answer and steps nothing
+        epochs   (N,) what `open` returned; a stream that was taken over since raises `Conflict`
+        out      where the answers go; else a new array
+
+        Raises `UnknownStream`, `Expired`, `ShapeError`; `Gap` for a number that skips steps,
+        `Conflict` for one whose answer is no longer kept or that comes with another input.  No
+        stream has moved then.
+        """
+        with self._lock:
+            names, places = self._resolve(ids)
+            rows = self.plan.rows(X, places.count)
+            if epochs is not None:
+                self._check_epochs(names, places, epochs)
+            digest = None if numbers is None else hashes(rows)
+            again = None
+            if numbers is not None:
+                again = self._check_numbers(names, places, np.asarray(numbers), digest)
+            if again is None:
+                answers = self._advance(names, places, rows, digest)
+            else:
+                answers = self._advance_some(names, places, rows, digest, ~again)
+            if out is None:
+                return answers.T
+            if out.shape != answers.T.shape:
+                # The answers are stored: the same numbers give them again.
+                raise ShapeError(
+                    f"{self.title}: out has shape {out.shape}, the answers have "
+                    f"{answers.T.shape}. The steps were taken."
+                )
+            out[...] = answers.T
+            return out
+
+    def _check_epochs(self, names: Sequence[Id], places: Places, epochs: Any) -> None:
+        held = self._get("epoch", places)
+        for id, mine, given in zip(names, held.tolist(), np.asarray(epochs).tolist(), strict=True):
+            if mine != given:
+                raise Conflict(
+                    f"{self.title}: stream {id!r} has been taken over: it is in epoch {mine}, the "
+                    f"step comes from epoch {given}. Nothing was changed."
+                )
+
+    def _check_numbers(
+        self, names: Sequence[Id], places: Places, numbers: np.ndarray, digest: Any
+    ) -> np.ndarray | None:
+        """Which steps were taken already and have their answer stored: (N,) bool, None if none."""
+        if numbers.shape != (places.count,) or numbers.dtype.kind not in "iu":
+            raise ShapeError(
+                f"{self.title}: numbers is {numbers.dtype} of shape {numbers.shape}, expected "
+                f"integers ({places.count},). Nothing was changed."
+            )
+        taken = self._get("step", places)
+        if bool((numbers == taken + 1).all()):
+            return None
+        stored = self._get("answered", places) & (numbers == taken)
+        held = self._get("digest", places)
+        for i in np.flatnonzero(numbers != taken + 1).tolist():
+            self._check_number(names[i], int(numbers[i]), int(taken[i]), bool(stored[i]))
+            if held[i] and held[i] != digest[i]:
+                raise Conflict(
+                    f"{self.title}: step {int(numbers[i])} of stream {names[i]!r} was taken "
+                    "already, with another input. Nothing was changed."
+                )
+        return stored
+
+    def _check_number(self, id: Id, number: int, taken: int, stored: bool) -> None:
+        if number > taken + 1:
+            raise Gap(
+                f"{self.title}: stream {id!r} stands at step {taken}, step {number} skips "
+                f"{number - taken - 1}. Send step {taken + 1} first. Nothing was changed.",
+                expected=taken + 1,
+                got=number,
+            )
+        if not stored:
+            raise Conflict(
+                f"{self.title}: step {number} of stream {id!r} was taken already; the stream "
+                f"stands at step {taken}, and only the last answer is kept. Nothing was changed."
+            )
+
+    def _advance_some(
+        self, names: Sequence[Id], places: Places, rows: np.ndarray, digest: Any, fresh: np.ndarray
+    ) -> np.ndarray:
+        at = np.flatnonzero(fresh)
+        if len(at):
+            some = self._blocks.places(places.index[at])
+            self._advance([names[i] for i in at.tolist()], some, rows[at], digest[at])
+        return np.array(self._get("answer", places))
+
+    def _advance(
+        self, names: Sequence[Id], places: Places, rows: np.ndarray, digest: Any
+    ) -> np.ndarray:
+        """Steps these streams and notes everything about it; answers (N, n_out), new."""
+        if places.count == 0:
+            return self._nothing(rows)
+        answers = np.array(self._stepped(places, rows))
+        self._know_answer(answers.shape[1:], answers.dtype)
+        self._blocks.put("answer", places, answers)
+        self._blocks.put("answered", places, True)
+        self._blocks.put("digest", places, 0 if digest is None else digest)
+        self._blocks.add("step", places, 1)
+        self._blocks.put("time", places, self._clock())
+        self._finished(names, places)
+        return answers
+
+    def _stepped(self, places: Places, rows: np.ndarray) -> np.ndarray:
+        """One call of the kernels for any streams: gathers their states, steps, scatters them."""
+        stretch = places.whole
+        if stretch is not None and self.plan.sealed:
+            block, span, _ = stretch
+            state = [block[i][span] for i in range(len(self.plan.parts))]
+            return self.plan.step(rows, state, self._scratch)
+        state = self._gather(places)
+        answers = self.plan.step(rows, state, self._scratch)
+        for i, part in enumerate(state):
+            self._blocks.put(i, places, part)
+        return answers
+
+    def _gather(self, places: Places) -> list[np.ndarray]:
+        n = places.count
+        if not self._gathered or len(self._gathered[0]) < n:
+            self._gathered = self.plan.empty(n)
+        state = [part[:n] for part in self._gathered]
+        for i, part in enumerate(state):
+            self._blocks.get(i, places, part)
+        return state
+
+    def _finished(self, names: Sequence[Id], places: Places) -> None:
+        """Called after every step."""
+
+    def _nothing(self, rows: np.ndarray) -> np.ndarray:
+        shape, dtype = self._blocks.columns.get("answer", ((0,), self.plan.dtype))
+        return np.empty((0, *shape), dtype)
+
+    def _know_answer(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        known = self._blocks.columns.get("answer")
+        if known is None:
+            self._blocks.add_column("answer", shape, dtype)
+        elif known != (shape, dtype):
+            raise ShapeError(
+                f"{self.title}: the model's answer is {dtype} of shape {shape}, it was {known[1]} "
+                f"of {known[0]}. Answers of one pool have one shape."
+            )
+
+    # ------------------------------------------------------------ states
+
+    def reset(self, ids: Iterable[Id] | Slots) -> None:
+        """Puts these streams back at rest; their next step is step 1."""
+        with self._lock:
+            names, places = self._resolve(ids)
+            for i, row in enumerate(self._rest.rows()):
+                self._blocks.put(i, places, row[0] if places.count == 1 else _over(row, places))
+            self._blocks.put("step", places, 0)
+            self._blocks.put("answered", places, False)
+            self._blocks.put("digest", places, 0)
+            self._blocks.put("saved", places, -1)
+            self._finished(names, places)
+
+    def state(self, ids: Iterable[Id] | Slots) -> dict[str, Any]:
+        """The states by the paths of the layers, as `recur.states` gives them: copies (size, N)."""
+        with self._lock:
+            _, places = self._resolve(ids)
+            parts = [np.array(self._get(i, places)) for i in range(len(self.plan.parts))]
+            return self.plan.columns(parts)
+
+    def set_state(self, ids: Iterable[Id] | Slots, states: dict[str, Any]) -> None:
+        """Copies in what `state` gave.  Raises `StateError` before any stream has changed."""
+        with self._lock:
+            names, places = self._resolve(ids)
+            for i, part in enumerate(self.plan.from_columns(states, places.count)):
+                self._blocks.put(i, places, part)
+            self._blocks.put("saved", places, -1)
+            self._finished(names, places)
+
+    def _moment(self, slot: int) -> Moment:
+        block, row = self._blocks.one(slot)
+        answer = block["answer"][row].copy() if block["answered"][row] else None
+        return Moment(
+            rows_of([block[i] for i in range(len(self.plan.parts))], row),
+            int(block["step"][row]),
+            answer,
+            int(block["digest"][row]),
+            block["tag"][row].tobytes(),
+        )
+
+    def snapshot(self, ids: Any, key: bytes | None = None) -> Any:
+        """A stream as bytes, or for a list of ids {id: bytes}; with `key` they are signed."""
+        with self._lock:
+            if isinstance(ids, (list, tuple, set, Slots)):
+                names = ids.ids if isinstance(ids, Slots) else ids
+                return {id: pack(self.plan, self._moment(self._slot(id)), key) for id in names}
+            return pack(self.plan, self._moment(self._slot(ids)), key)
+
+    def restore(
+        self,
+        snapshots: dict[Any, bytes],
+        *,
+        key: bytes | None = None,
+        allow_weights_change: bool = False,
+    ) -> None:
+        """Opens streams that go on where the snapshots were taken, of a pool or of a `Stream`.
+
+        Raises `FormatError` as `Stream.restore`, `Conflict` if one of them is open already, `Busy`;
+        no stream was opened then.
+        """
+        with self._lock:
+            moments = {
+                id: unpack(self.plan, data, key, allow_weights_change=allow_weights_change)
+                for id, data in snapshots.items()
+            }
+            for id in moments:
+                if id in self:
+                    raise Conflict(
+                        f"{self.title}: stream {id!r} is open already. Nothing was changed."
+                    )
+            if self.limit is not None and len(self) + len(moments) > self.limit:
+                raise Busy(
+                    f"{self.title}: {len(moments)} streams do not fit into the "
+                    f"{self.limit - len(self)} places that are left. Nothing was changed."
+                )
+            for id, moment in moments.items():
+                self._place(id, moment, self._new_epoch(id))
+
+
+def _listed(ids: Any) -> Iterable[Id]:
+    if isinstance(ids, (str, bytes)):
+        raise TypeError(f"ids is {ids!r}, expected a list of streams.")
+    return ids
+
+
+def _over(row: np.ndarray, places: Places) -> np.ndarray:
+    return np.broadcast_to(row, (places.count, row.shape[1]))

@@ -1,0 +1,279 @@
+"""`Stream`: one live stream through a model."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from recur._kernels import CellKernel, Stepper
+from recur.errors import Busy, ShapeError
+from recur.streaming.plan import Plan
+from recur.streaming.rest import Rest, RestState
+from recur.streaming.snapshot import Moment, pack, unpack
+from recur.streaming.stages import Scratch
+from recur.tape import peek
+
+
+class Stream:
+    """A state of its own that goes through a model's steps: `y = s(x)`.
+
+    model  a recurrent layer, or a Chain, Parallel or SkipConnection of layers and functions.  Its
+           weights are shared, by any number of streams, and may be written meanwhile; its own state
+           is neither read nor moved.  Random layers do nothing, and nothing is ever recorded
+    rest   where the stream starts and `reset` goes: "learned", the layers' initial states;
+           "zeros"; or `Settled(x)`, where a constant input leads to (zeros are not every model's
+           rest, and going there can be heard as a click)
+
+    Answers are bit-equal however the steps are cut into calls, and to those of the same stream in
+    a `StreamPool`.  A stream belongs to one thread at a time; streams of one model may run in many.
+
+    Raises `StateError` by name for a layer that cannot step, as `Bidirectional`.
+    """
+
+    __slots__ = ("__weakref__", "_live", "_lock", "_met", "_plan", "_rest", "_scratch", "_shape",
+                 "_state", "_steps")  # fmt: skip
+
+    def __init__(self, model: Any, *, rest: Rest = "learned") -> None:
+        plan = Plan(model)
+        self._begin(plan, RestState(plan, rest))
+
+    def _begin(self, plan: Plan, rest: RestState) -> None:
+        self._plan = plan
+        self._rest = rest
+        self._scratch: Scratch = {}
+        self._lock = threading.Lock()
+        self._live: Stepper | None = None  # holds the state while it is there
+        self._met = False  # whether a step has been taken the general way since the last write
+        self._state = [part.copy() for part in rest.rows()]
+        self._shape: tuple[int, ...] | None = None  # of the last answer
+        self._steps = 0
+
+    @property
+    def model(self) -> Any:
+        return self._plan.model
+
+    @property
+    def steps(self) -> int:
+        """How many steps the stream has taken since it began or was reset."""
+        return self._steps
+
+    def __repr__(self) -> str:
+        return f"Stream({self._plan.title}, step {self._steps})"
+
+    # ------------------------------------------------------------ stepping
+
+    def __call__(self, x: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """One step.
+
+        x    (n_in,) or (n_in, 1), or an index for a model that begins with an `Embedding`; read
+             only while the call runs
+        out  where the answer goes, of its shape; else a new array.  x may be `out`
+
+        Raises `ShapeError` for another x, `Busy` if the stream is inside a step already (of another
+        thread); nothing was changed then.
+        """
+        self._enter()
+        try:
+            live = self._live
+            if live is not None and (out is None or _fits(out, x, live)):
+                y = live(x)
+                if y is not None:
+                    self._steps += 1
+                    if out is None:
+                        return y
+                    out[...] = y
+                    return out
+            return self._general(x, out)
+        finally:
+            self._lock.release()
+
+    def _general(self, x: Any, out: np.ndarray | None) -> np.ndarray:
+        plan = self._plan
+        rows = plan.rows(x, 1)
+        vector = np.ndim(peek(x)) < rows.ndim
+        state = self._taken()
+        if out is not None:
+            _check_out(plan.title, out)
+        # In place only where nothing can fail any more.
+        safe = plan.sealed and (out is None or out.shape == self._shape)
+        moved = state if safe else [part.copy() for part in state]
+        y = plan.step(rows, moved, self._scratch)
+        answer = (y[0] if vector else y).T
+        if out is None:
+            answer = np.array(answer, order="K")
+        else:
+            answer = self._into(out, answer)
+        self._shape = answer.shape
+        self._state = moved
+        self._steps += 1
+        self._go_live()
+        return answer
+
+    def run(self, X: Any, out: np.ndarray | None = None) -> np.ndarray:
+        """T steps in one call, with the same bits as one by one.
+
+        X    (n_in, T) or (n_in, 1, T), or indices (T,) or (1, T)
+        out  where the answers go, (n_out, T) or (n_out, 1, T) as X; else a new array
+
+        Besides the returned array only the results of the layers in between are held, of at most
+        256 steps.  Raises as `__call__`.
+        """
+        self._enter()
+        try:
+            plan = self._plan
+            rows, batched = plan.blocks(X)
+            state = self._taken()
+            moved = [part.copy() for part in state]
+            into = None
+            if out is not None:
+                into = self._rows_of(out, len(rows), batched)
+            Y = plan.run(rows, moved, self._scratch, into)
+            self._state = moved
+            self._steps += len(rows)
+            if out is not None:
+                return out
+            return Y.T if batched else Y[:, 0].T
+        finally:
+            self._lock.release()
+
+    def _rows_of(self, out: np.ndarray, T: int, batched: bool) -> np.ndarray:
+        _check_out(self._plan.title, out)
+        rows = out.T if batched else out.T[:, None]
+        if rows.ndim < 2 or rows.shape[:2] != (T, 1):
+            raise ShapeError(
+                f"{self._plan.title}: out has shape {out.shape}, expected {T} steps on its last "
+                "axis. Nothing was changed."
+            )
+        return rows
+
+    def _into(self, out: np.ndarray, answer: np.ndarray) -> np.ndarray:
+        if out.shape != answer.shape:
+            raise ShapeError(
+                f"{self._plan.title}: out has shape {out.shape}, the answer has {answer.shape}. "
+                "The step was not taken."
+            )
+        out[...] = answer
+        return out
+
+    def _enter(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise Busy(
+                f"Stream({self._plan.title}): it is inside a step already. A stream belongs to one "
+                "thread at a time; open one for each."
+            )
+
+    def _taken(self) -> list[np.ndarray]:
+        """The state as arrays, fetched from the stepper if it holds it."""
+        if self._live is not None:
+            parts = [part for cell in self._live.states() for part in cell]
+            self._state = [np.ascontiguousarray(part) for part in parts]
+            self._live = None
+            self._met = False
+        return self._state
+
+    def _go_live(self) -> None:
+        """Hands the state to a stepper once two steps in a row were taken the general way."""
+        if not self._met:
+            self._met = True
+            return
+        stepper = self._plan.stepper()
+        if stepper is None:
+            return
+        parts, states = iter(self._state), []
+        for kernel in stepper.kernels:
+            if isinstance(kernel, CellKernel):
+                states.append(tuple(next(parts) for _ in range(kernel.n_states)))
+        stepper.set_states(states)
+        self._live = stepper
+
+    # ------------------------------------------------------------ the state
+
+    def reset(self) -> None:
+        """Goes back to rest; the next step is step 1."""
+        self._enter()
+        try:
+            self._put([part.copy() for part in self._rest.rows()], 0)
+        finally:
+            self._lock.release()
+
+    def _put(self, state: list[np.ndarray], steps: int) -> None:
+        self._live = None
+        self._state = state
+        self._steps = steps
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state by the paths of the layers, as `recur.states` gives it: copies, (size, 1)."""
+        self._enter()
+        try:
+            return self._plan.columns(self._taken())
+        finally:
+            self._lock.release()
+
+    @state.setter
+    def state(self, new: dict[str, Any]) -> None:
+        self._enter()
+        try:
+            self._put(self._plan.from_columns(new, 1), self._steps)
+        finally:
+            self._lock.release()
+
+    def fork(self) -> Stream:
+        """A second stream that goes on from the same state."""
+        self._enter()
+        try:
+            twin = Stream.__new__(Stream)
+            twin._begin(self._plan, self._rest)
+            twin._put([part.copy() for part in self._taken()], self._steps)
+            return twin
+        finally:
+            self._lock.release()
+
+    def snapshot(self, key: bytes | None = None) -> bytes:
+        """The stream as bytes that `restore` and `StreamPool.restore` go on from.
+
+        key  signs them (HMAC-SHA-256), so that whoever has the key can tell a forged snapshot
+        """
+        self._enter()
+        try:
+            return pack(self._plan, Moment(self._taken(), self._steps), key)
+        finally:
+            self._lock.release()
+
+    @classmethod
+    def restore(
+        cls,
+        model: Any,
+        snapshot: bytes,
+        *,
+        key: bytes | None = None,
+        allow_weights_change: bool = False,
+        rest: Rest = "learned",
+    ) -> Stream:
+        """A stream that goes on where `snapshot` was taken.
+
+        Raises `FormatError` if the snapshot is damaged, cut short, forged, or of another model;
+        `allow_weights_change=True` accepts the same layers with other weights.
+        """
+        stream = cls(model, rest=rest)
+        moment = unpack(stream._plan, snapshot, key, allow_weights_change=allow_weights_change)
+        stream._put(moment.state, moment.step)
+        return stream
+
+
+def _fits(out: Any, x: Any, live: Stepper) -> bool:
+    """Whether the answer to x is sure to go into `out`."""
+    return (
+        type(out) is type(x) is np.ndarray
+        and out.shape == (live.n_out, *x.shape[1:])
+        and out.flags.writeable
+    )
+
+
+def _check_out(title: str, out: Any) -> None:
+    if not isinstance(out, np.ndarray) or not out.flags.writeable:
+        raise ShapeError(
+            f"{title}: out is {type(out).__name__}, expected a writable array. Nothing was changed."
+        )
