@@ -383,14 +383,17 @@ def main() -> None:
         for name, found in ablation(training, held_out, settings, args.updates, args.seeds):
             print(f"{name:28}{np.mean(found):8.1f} ± {np.std(found):.1f}", flush=True)
         return
-    run = learn(
-        training,
-        held_out,
-        settings,
-        updates=args.updates,
-        seed=args.seed,
-        checkpoint=args.checkpoint,
-    )
+    try:
+        run = learn(
+            training,
+            held_out,
+            settings,
+            updates=args.updates,
+            seed=args.seed,
+            checkpoint=args.checkpoint,
+        )
+    except KeyboardInterrupt:
+        parser.exit(130, "stopped; with --checkpoint the same command goes on from here\n")
     unigrams = np.bincount(training, minlength=len(vocabulary)) + 1
     guess = -np.log(unigrams / unigrams.sum())[held_out].mean()
     print(f"held-out perplexity {run.held_out:.1f}, by word frequency alone {math.exp(guess):.1f}")
