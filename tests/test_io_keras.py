@@ -746,7 +746,7 @@ def test_archives_that_keras_does_not_write_are_refused(h5py, tmp_path, rng):
         keras_io.load(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
-    with pytest.raises(FormatError, match=r"lacks metadata\.json, model\.weights\.h5"):
+    with pytest.raises(FormatError, match=r"lacks metadata\.json"):
         keras_io.load(path)
     with pytest.raises(FormatError, match="configuration is damaged"):
         keras_io.load(write_new(h5py, path, [], arrays))
@@ -793,14 +793,22 @@ def test_arrays_outside_of_the_file_are_not_fetched(h5py, tmp_path, rng):
 @pytest.mark.oracle
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
-def test_a_file_that_was_cut_short_gives_a_format_error(h5py, data, tmp_path):
+def test_any_changed_byte_gives_a_model_or_a_format_error(h5py, data, tmp_path):
     rng = np.random.default_rng(0)
     model = Chain(LSTM(F, H, rng=rng), Dense(H, 2, rng=rng))
-    keras_io.save(model, tmp_path / "m.keras")
-    whole = (tmp_path / "m.keras").read_bytes()
-    (tmp_path / "m.keras").write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
-    with pytest.raises(FormatError):
-        keras_io.load(tmp_path / "m.keras")
+    name = data.draw(st.sampled_from(["m.keras", "m.weights.h5"]))
+    keras_io.save(model, tmp_path / name)
+    whole = bytearray((tmp_path / name).read_bytes())
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / name).write_bytes(whole[: data.draw(st.integers(0, 2 * len(whole)))])
+    try:
+        if name == "m.keras":
+            assert isinstance(keras_io.load(tmp_path / name), Chain)
+        else:
+            keras_io.load_into(model, tmp_path / name)
+    except FormatError:
+        pass
 
 
 # ---------------------------------------------------------------------- Keras itself

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,5 +83,5 @@ def _naming(path: AnyPath) -> Iterator[None]:
     """Put the file's name before the message of a `FormatError`."""
     try:
         yield
-    except (FormatError, zipfile.BadZipFile, NotImplementedError) as error:
+    except FormatError as error:
         raise FormatError(f"{os.fspath(path)}: {error}") from None

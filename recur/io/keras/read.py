@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from recur.errors import FormatError, RecurError
+from recur.io._archive import Archive
 from recur.io._gates import floats
 from recur.io.keras.activations import activation, version_of
 from recur.io.keras.cells import CELL_KINDS, cell_from_keras
@@ -42,21 +42,12 @@ def read_model(file: BinaryIO, masks: bool, recurrent_bias: bool | None) -> Chai
 
 
 def _from_zip(file: BinaryIO, masks: bool, recurrent_bias: bool | None) -> Chain:
-    size = file.seek(0, 2)
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise FormatError("the archive is compressed; Keras writes it uncompressed.")
-        sizes = {member.filename: member.file_size for member in members}
-        if sum(sizes.values()) > size or sizes.get("config.json", 0) > _CONFIG_LIMIT:
-            raise FormatError("its members are larger than the file, or than a model's can be.")
-        missing = {"config.json", "metadata.json", "model.weights.h5"} - sizes.keys()
-        if missing:
-            raise FormatError(f"the archive lacks {', '.join(sorted(missing))}.")
-        version = str(parse(archive.read("metadata.json")).get("keras_version", "3"))
-        spec = spec_of(parse(archive.read("config.json")))
-        content = io.BytesIO(archive.read("model.weights.h5"))
-    with opened(content) as tree:
+    archive = Archive(file)
+    if archive.sizes.get("config.json", 0) > _CONFIG_LIMIT:
+        raise FormatError("its config.json is larger than a model's can be.")
+    version = str(parse(archive.read("metadata.json")).get("keras_version", "3"))
+    spec = spec_of(parse(archive.read("config.json")))
+    with opened(io.BytesIO(archive.read("model.weights.h5"))) as tree:
         return _Builder(NewWeights(tree), version, masks, recurrent_bias).model(spec)
 
 

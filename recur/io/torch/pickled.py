@@ -20,12 +20,9 @@ Source: torch/serialization.py, torch/_utils.py (names and order of arguments).
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import pickletools
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
@@ -33,6 +30,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from recur.errors import FormatError
+from recur.io._archive import Archive
 
 _LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")  # the pickle of the magic number
 _OLDEST = b"\x80\x02"
@@ -112,13 +110,7 @@ def read(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
         raise FormatError("it is neither a safetensors file nor one of torch.save.")
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise FormatError(f"{name}: damaged: {error}") from None
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # what seeking to a damaged place raises
-            raise
-        raise FormatError(f"{name}: damaged: it points outside of itself.") from None
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{name}: the pickle inside is damaged: {error}") from None
 
 
@@ -126,30 +118,23 @@ def read(file: BinaryIO, name: str) -> dict[str, np.ndarray]:
 
 
 def _read_zip(file: BinaryIO) -> dict[str, np.ndarray]:
-    size = file.seek(0, 2)
-    with zipfile.ZipFile(file) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        # Members that are compressed or that overlap could be larger than the file.
-        if any(m.compress_type != zipfile.ZIP_STORED for m in members.values()):
-            raise FormatError("it is a zip archive with compressed members, not one of torch.save.")
-        if sum(m.file_size for m in members.values()) > size:
-            raise FormatError("its members are larger than the file.")
-        roots = [path[: -len("data.pkl")] for path in members if path.endswith("data.pkl")]
-        if len(roots) != 1:
-            raise FormatError("it is a zip archive without one data.pkl: not one of torch.save.")
-        (root,) = roots
-        if f"{root}constants.pkl" in members:
-            raise FormatError(
-                "it is a TorchScript archive, which holds a program. Save the weights: "
-                "torch.save(model.state_dict(), path)."
-            )
-        order = archive.read(f"{root}byteorder") if f"{root}byteorder" in members else b"little"
-        machine = _Machine()
-        tree = machine.run(io.BytesIO(archive.read(f"{root}data.pkl")))
-        for storage in machine.storages.values():
-            if storage.count:
-                content = archive.read(f"{root}data/{storage.key}")
-                storage.data = _elements(storage, content, ">" if order == b"big" else "<")
+    archive = Archive(file)
+    roots = [name[: -len("data.pkl")] for name in archive.sizes if name.endswith("data.pkl")]
+    if len(roots) != 1:
+        raise FormatError("it is a zip archive without one data.pkl: not one of torch.save.")
+    (root,) = roots
+    if f"{root}constants.pkl" in archive:
+        raise FormatError(
+            "it is a TorchScript archive, which holds a program. Save the weights: "
+            "torch.save(model.state_dict(), path)."
+        )
+    order = archive.read(f"{root}byteorder") if f"{root}byteorder" in archive else b"little"
+    machine = _Machine()
+    tree = machine.run(io.BytesIO(archive.read(f"{root}data.pkl")))
+    for storage in machine.storages.values():
+        if storage.count:
+            content = archive.read(f"{root}data/{storage.key}")
+            storage.data = _elements(storage, content, ">" if order == b"big" else "<")
     return _tensors(tree, machine.steps)
 
 
