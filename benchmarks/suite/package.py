@@ -1,0 +1,40 @@
+"""What it costs to have recur: import and disk."""
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import recur
+
+
+class Import:
+    """Seconds that `import recur` adds to a process, over NumPy and scipy.linalg."""
+
+    unit = "s"
+
+    def track_import(self):
+        base = "import time, numpy, scipy.linalg; t = time.perf_counter()"
+        command = [sys.executable, "-c", f"{base}; import recur; print(time.perf_counter() - t)"]
+        times = [
+            float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            for _ in range(5)
+        ]
+        return min(times)
+
+
+class Disk:
+    """Bytes of the package, compiled kernels included, byte code left out."""
+
+    unit = "MB"
+
+    def track_package(self):
+        return sum(_sizes(files(recur))) / 1e6
+
+
+def _sizes(folder):
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _sizes(entry)
+        elif not entry.name.endswith((".c", ".h", ".pyx", ".pxi")):
+            yield entry.stat().st_size
