@@ -786,3 +786,71 @@ def test_a_model_exported_by_torch_is_read(kind, both, batch_first, rng, tmp_pat
         want = theirs(x).numpy()
     got = onnx_io.load(path)(X)
     near(got, want.transpose(2, 0, 1) if batch_first else want.T)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_last_layers_final_state_is_read(kind, layers, rng, tmp_path):
+    pytest.importorskip("onnx")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(4)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = getattr(torch.nn, kind)(3, 5, layers)
+            self.head = torch.nn.Linear(5, 2)
+
+        def forward(self, x):
+            h = self.rnn(x)[1]
+            return self.head((h[0] if kind == "LSTM" else h)[-1])
+
+    theirs, X = Model().eval(), numbers(rng, 3, 4, 6)
+    x = torch.tensor(X.T.copy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(theirs, (x,), tmp_path / "m.onnx", dynamo=False, opset_version=17)
+    with torch.no_grad():
+        want = theirs(x).numpy()
+    model = onnx_io.load(tmp_path / "m.onnx")
+    assert isinstance(model[layers], FinalStep)
+    near(model(X), want.T)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("both", [False, True])
+def test_states_that_go_in_and_out_of_an_exported_model_are_its_layers(kind, both, rng, tmp_path):
+    pytest.importorskip("onnx")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(5)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = getattr(torch.nn, kind)(3, 5, 2, bidirectional=both)
+
+        def forward(self, x, *state):
+            y, new = self.rnn(x, state if kind == "LSTM" else state[0])
+            return (y, *new) if kind == "LSTM" else (y, new)
+
+    theirs, X, ways = Model().eval(), numbers(rng, 3, 4, 6), 1 + both
+    states = [numbers(rng, 2 * ways, 4, 5) for _ in range(2 if kind == "LSTM" else 1)]
+    given_ = (torch.tensor(X.T.copy()), *map(torch.tensor, states))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(theirs, given_, tmp_path / "m.onnx", dynamo=False, opset_version=17)
+    with torch.no_grad():
+        want, *last = (part.numpy() for part in theirs(*given_))
+    model = onnx_io.load(tmp_path / "m.onnx")
+    layers = [half for _, half in recur.module.walk(model) if isinstance(half, Recur)]
+    assert len(layers) == 2 * ways
+    for k, layer in enumerate(layers):
+        parts = tuple(state[k].T for state in states)
+        layer.state = parts if len(parts) > 1 else parts[0]
+    near(model(X), want.T)
+    for k, layer in enumerate(layers):
+        parts = layer.state if isinstance(layer.state, tuple) else (layer.state,)
+        for part, their in zip(parts, last, strict=True):
+            near(part.T, their[k])

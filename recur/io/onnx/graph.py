@@ -130,8 +130,21 @@ class Graph:
             if not node.input:
                 raise FormatError(f"{told(node)} has no input.")
             found.append((node, place, output))
-            output = node.input[place]
+            output = self.last_of_joined(node) or node.input[place]
         return output, found[::-1]
+
+    def last_of_joined(self, node: Any) -> str | None:
+        """What a node takes the last of, if several values are joined for it.
+
+        PyTorch joins the final states of all layers, and most models take those of the last one.
+        """
+        if node.op_type != "Gather" or len(node.input) != 2:
+            return None
+        index, joined = self.constant(node.input[1]), self.nodes.get(node.input[0])
+        if index is None or index.shape != () or index != -1 or joined is None:
+            return None
+        axes = [self.attributes(part).get("axis", 0) for part in (node, joined)]
+        return joined.input[-1] if joined.op_type == "Concat" and axes[0] == axes[1] else None
 
     def sources(self, name: str, through: Iterable[str] = _MOVES) -> list[tuple[Any, str]]:
         """Where the numbers of a value come from: (None, input or constant) or (node, output)."""
