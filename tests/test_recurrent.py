@@ -490,3 +490,38 @@ def test_in_a_scope_outputs_are_tensors_and_after_it_the_state_is_plain(rng):
             assert type(m.state.h) is np.ndarray
     assert type(m.state.c) is np.ndarray
     assert isinstance(m.init.h, Param)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("learn_init", r"built\. .*Recur\(m\.cell, learn_init=True\)"),
+        ("Wh", r"belongs to the cell: m\.cell\.Wh"),
+        ("forget_bias", r"is no attribute of a recurrent layer; it has cell, init, state, "),
+    ],
+)
+def test_assigning_what_a_layer_would_never_read_raises(name, why):
+    m = LSTM(3, 5)
+    before = dict(vars(m))
+    with pytest.raises(AttributeError, match=rf"LSTM\(3 => 5\): {name} .*{why}"):
+        setattr(m, name, True)
+    assert vars(m) == before
+
+
+def test_a_switch_of_a_built_layer_takes_only_what_the_constructor_takes():
+    m = LSTM(3, 5)
+    with pytest.raises(ValueError, match=r"LSTM\(3 => 5\): layout is 'tbf', expected one of 'fbt'"):
+        m.layout = "tbf"
+    assert m.layout == "fbt"
+    m.on_batch_change = "reset"
+    m(np.ones((3, 2)))
+    assert m(np.ones((3, 4))).shape == (5, 4)
+
+
+def test_a_subclass_of_recur_has_attributes_of_its_own():
+    class Counting(Recur):
+        def __init__(self, cell):
+            super().__init__(cell)
+            self.calls = 0
+
+    assert Counting(GRU(2, 3).cell).calls == 0

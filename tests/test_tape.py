@@ -1037,3 +1037,36 @@ def test_operations_that_have_no_gradient_say_so():
         assert isinstance(y.node, Node)
         with pytest.raises(TypeError, match="mystery has no gradient"):
             tape.backward(y.sum())
+
+
+def test_a_loss_swept_before_and_one_that_reaches_used_steps_are_told_apart():
+    p = Param(np.ones(3))
+    with Tape() as tape:
+        shared = p * 2
+        first, second = shared.sum(), (shared * shared).sum()
+        tape.backward(first)
+        with pytest.raises(GraphUsedError, match=r"this loss was already swept\. Keep the graph"):
+            tape.backward(first)
+        with pytest.raises(
+            GraphUsedError,
+            match=r"earlier backward has used up steps that this loss reaches\..*truncate\(model\)"
+            r".*reset\(model\).*add them and sweep once.*first backward \(keep_graph=True\)",
+        ):
+            tape.backward(second)
+    np.testing.assert_array_equal(p.grad, np.full(3, 2.0))
+
+
+def test_live_counts_the_nodes_of_earlier_scopes_that_kept_their_history():
+    p = Param(np.ones(3))
+    h = np.ones(3)
+    for scopes in range(1, 5):
+        with Tape(keep_history=True) as tape:
+            h = h * p
+            assert tape.live == scopes
+    with Tape() as tape:
+        assert tape.live == 0
+        g = h * p
+        assert tape.live == 5
+        h = value(g)
+        del g
+        assert tape.live == 0

@@ -258,3 +258,37 @@ def test_truncate_outside_a_scope_leaves_a_running_state_as_it_is():
 def test_a_model_without_recurrent_layers_may_be_truncated_and_reset():
     m = Chain(Dense(2, 3))
     assert recur.truncate(m) is m and recur.reset(m) is m
+
+
+STATES = {
+    "tensor": lambda h: h,
+    "pair": lambda h: (h, h),
+    "list with a number": lambda h: [1.0, h],
+    "dict": lambda h: {"h": h},
+    "array": recur.value,
+    "tuple of arrays": lambda h: (recur.value(h), recur.value(h)),
+}
+
+
+@pytest.mark.parametrize("form", STATES.values(), ids=STATES)
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (recur.truncate, r"recur\.value\(state\)"),
+        (recur.reset, r"cell\.initial_state\(\)"),
+        (lambda state: recur.reindex(state, [0]), r"state\[:, index\]"),
+    ],
+    ids=["truncate", "reset", "reindex"],
+)
+def test_a_state_carried_by_hand_is_refused_as_it_is_no_model(form, call, remedy):
+    with Tape() as tape:
+        h = tape.watch(np.ones((3, 4)))
+        with pytest.raises(recur.StateError, match=f"expected a model, got an? .*{remedy}"):
+            call(form(h))
+
+
+def test_a_model_without_recurrent_layers_is_no_state():
+    own = [Dense(2, 3)]
+    own.append(own)
+    for model in (Dense(2, 3), [], own, (ops.tanh,), {"W": recur.Param(np.ones(2))}):
+        assert recur.truncate(recur.reset(model)) is model

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from recur.errors import StateError
 from recur.module import Module, walk
 from recur.recurrent import calls
 from recur.recurrent.recur import Recur
 from recur.recurrent.state import START
-from recur.tape import current
+from recur.tape import Tensor, current
 
 Model = TypeVar("Model")
 
@@ -29,10 +31,10 @@ def reset(model: Model, mask: Any = None) -> Model:
     mask  (B,) bool: only these samples start anew, the others go on, with the masks that they had
 
     Raises `StateError` if a layer that was stepped inside a call of `model` in the open scope is
-    not found in it, or if the mask does not fit a state.  Nothing was changed then.
+    not found in it, if the mask does not fit a state, or if `model` is a state and no model.
+    Nothing was changed then.
     """
-    layers = layers_of(model)
-    _check_all_found("reset", model, layers)
+    layers = _acted_on("reset", model)
     if mask is not None:
         for layer in layers.values():
             layer.masked_reset(mask)  # raises before any layer has changed
@@ -57,11 +59,59 @@ def truncate(model: Model) -> Model:
 
     Raises `StateError` as `reset`.
     """
-    layers = layers_of(model)
-    _check_all_found("truncate", model, layers)
+    layers = _acted_on("truncate", model)
     for layer in layers.values():
         layer.truncate()
     return model
+
+
+def _acted_on(caller: str, model: Any) -> dict[str, Recur]:
+    """`layers_of` a model that is about to be changed; raises if some of them would be missed."""
+    layers = layers_of(model)
+    if not layers:
+        _refuse_state(caller, model)
+    if caller != "reindex":
+        _check_all_found(caller, model, layers)
+    return layers
+
+
+def _refuse_state(caller: str, model: Any) -> None:
+    """Raises for a state that somebody carries himself and takes for a model."""
+    leaves = _leaves(model)
+    if any(type(leaf) is Tensor for leaf in leaves) or (
+        leaves and all(type(leaf) is np.ndarray for leaf in leaves)
+    ):
+        raise StateError(f"{caller}: expected a model, got {_form(model)}. {_BY_HAND[caller]}")
+
+
+def _leaves(model: Any) -> list[Any]:
+    """What lies in nested tuples, lists and dicts, which may hold themselves."""
+    leaves: list[Any] = []
+    left, seen = [model], set()
+    while left:
+        part = left.pop()
+        if not isinstance(part, (tuple, list, dict)):
+            leaves.append(part)
+        elif id(part) not in seen:
+            seen.add(id(part))
+            left.extend(part.values() if isinstance(part, dict) else part)
+    return leaves
+
+
+def _form(state: Any) -> str:
+    kind = type(state).__name__
+    return f"a {kind} of arrays" if isinstance(state, (tuple, list, dict)) else f"an array ({kind})"
+
+
+# What does to a state carried by hand what the function would do to a model's.
+_BY_HAND = {
+    "truncate": "A state that you carry yourself is cut by state = recur.value(state).",
+    "reset": (
+        "A state that you carry yourself starts anew from cell.initial_state(); "
+        "recur.value(state) cuts its history."
+    ),
+    "reindex": "The samples of a state that you carry yourself are state[:, index], part by part.",
+}
 
 
 def _check_all_found(caller: str, model: Any, layers: Mapping[str, Recur]) -> None:
@@ -112,9 +162,9 @@ def reindex(model: Model, index: Any) -> Model:
            search), drops them (streams that leave)
 
     Differentiable inside a scope.  A state without a batch stays.  Raises `StateError` for an index
-    out of range, before any layer has changed.
+    out of range and for a state instead of a model, before any layer has changed.
     """
-    layers = layers_of(model)
+    layers = _acted_on("reindex", model)
     return _put_all(model, {p: layer.reindexed(index) for p, layer in layers.items()}, layers)
 
 

@@ -25,6 +25,8 @@ _CHOICES = {
     "on_batch_change": ("error", "reset", "broadcast"),
 }
 
+_SETTABLE = ("cell", "init", "state", *_CHOICES, "strict_dtype")
+
 _DIRECT_IF = frozenset({"cell", "layout", "init_grad", "strict_dtype"})
 
 
@@ -82,16 +84,6 @@ class Recur(Carried):
                 "state, y = cell(state, x)."
             )
         self.cell: Any = cell
-        for name, given in (
-            ("init_grad", init_grad),
-            ("layout", layout),
-            ("on_batch_change", on_batch_change),
-        ):
-            if given not in _CHOICES[name]:
-                raise ValueError(
-                    f"{self.title}: {name} is {given!r}, expected one of "
-                    f"{', '.join(map(repr, _CHOICES[name]))}."
-                )
         self.init_grad = init_grad
         self.layout = layout
         self.on_batch_change = on_batch_change
@@ -105,11 +97,31 @@ class Recur(Carried):
     # ------------------------------------------------------------ stepping
 
     def __setattr__(self, name: str, new: Any) -> None:
+        if name in _CHOICES and new not in _CHOICES[name]:
+            raise ValueError(
+                f"{self.title}: {name} is {new!r}, expected one of "
+                f"{', '.join(map(repr, _CHOICES[name]))}."
+            )
+        if type(self) is Recur and not name.startswith("_") and name not in _SETTABLE:
+            raise AttributeError(self._cannot_set(name))
         super().__setattr__(name, new)
         if name in _DIRECT_IF:
             object.__setattr__(self, "_direct", None)
             if "_state" in self.__dict__:
                 object.__setattr__(self, "_state", self._state)  # ends a stream
+
+    def _cannot_set(self, name: str) -> str:
+        """Why there is no attribute of this name, which would be set and never read."""
+        if name == "learn_init":
+            how = (
+                "is chosen when a layer is built. Build another around its cell: "
+                "Recur(m.cell, learn_init=True)."
+            )
+        elif hasattr(self.cell, name):
+            how = f"belongs to the cell: m.cell.{name}."
+        else:
+            how = f"is no attribute of a recurrent layer; it has {', '.join(_SETTABLE)}."
+        return f"{self.title}: {name} {how} Nothing was changed."
 
     def __call__(
         self,

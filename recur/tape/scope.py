@@ -280,10 +280,19 @@ class Tape:
     def live(self) -> int:
         """How many of this tape's nodes are still held by anything.
 
+        With them count the nodes of earlier scopes with `keep_history` that they lead back to.
         Counted on demand among the objects that the garbage collector knows, so that recording
         pays nothing for it.
         """
-        return sum(type(o) is Node and o.tape is self for o in gc.get_objects())
+        left = [o for o in gc.get_objects() if type(o) is Node and o.tape is self]
+        held = {id(node) for node in left}
+        while left:
+            for x in left.pop().inputs or ():
+                node = None if x is None else x.node
+                if node is not None and node.tape is not self and id(node) not in held:
+                    held.add(id(node))
+                    left.append(node)
+        return len(held)
 
     def log(
         self, kind: str, *, node: Node | None = None, layer: object = None, **more: Any

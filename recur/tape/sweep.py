@@ -77,6 +77,18 @@ def _stacked(parts: list) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=0)
 
 
+_SWEPT = (
+    "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep it again, or "
+    "cut it with truncate(model) or reset(model) before the next loss."
+)
+_REACHES_SWEPT = (
+    "backward: an earlier backward has used up steps that this loss reaches. Between the two "
+    "losses call truncate(model), if the steps go on with one sequence, or reset(model), if another "
+    "begins. If both losses share a value that is no state, add them and sweep once, or keep the "
+    "graph in the first backward (keep_graph=True)."
+)
+
+
 class Sweep:
     """One walk from a loss back to the leaves.
 
@@ -84,7 +96,16 @@ class Sweep:
     the array into which a gradient may be added in place, `post` leaves a product to be made later.
     """
 
-    __slots__ = ("_heap", "_leaves", "_pending", "_tape", "_wanted", "found", "keep_graph")
+    __slots__ = (
+        "_heap",
+        "_leaves",
+        "_pending",
+        "_start",
+        "_tape",
+        "_wanted",
+        "found",
+        "keep_graph",
+    )
 
     def __init__(
         self,
@@ -95,6 +116,7 @@ class Sweep:
     ) -> None:
         self.keep_graph = keep_graph
         self._tape = tape
+        self._start: Node | None = None
         self._heap: list[tuple[int, Node]] = []
         self._pending: dict[Node, dict[int, _Slot]] = {}
         self._leaves: dict[Param | Node, _Slot] = {}
@@ -103,6 +125,7 @@ class Sweep:
 
     def run(self, start: Tensor | Param, cotangent: np.ndarray) -> None:
         """Walks back from `start`, whose own gradient is `cotangent`."""
+        self._start = start.node
         self.add(start, cotangent)
         while self._heap:
             self._visit(heapq.heappop(self._heap)[1])
@@ -118,10 +141,7 @@ class Sweep:
                 "recur.value(t) between threads, or close that scope first."
             )
         if op is None:
-            raise GraphUsedError(
-                "backward: this loss was already swept. Keep the graph (keep_graph=True) to sweep "
-                "it again, or cut it with truncate(model) or reset(model) before the next loss."
-            )
+            raise GraphUsedError(_SWEPT if node is self._start else _REACHES_SWEPT)
         used_up = not (self.keep_graph or op.lasting)
         if used_up:
             node.op = None
