@@ -843,3 +843,35 @@ def test_keras_reads_a_saved_model_and_gives_its_numbers(keras, name, tmp_path, 
         again = keras_io.load(tmp_path / path)
         recur.reset(model)
         np.testing.assert_array_equal(again(x.transpose(2, 0, 1)), model(x.transpose(2, 0, 1)))
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("SimpleRNN", {"activation": "relu"}),
+        ("LSTM", {}),
+        ("LSTM", {"use_bias": False}),
+        ("GRU", {}),
+        ("GRU", {"reset_after": False}),
+    ],
+)
+def test_a_layer_of_keras_gives_the_numbers_of_the_cell_from_any_state(keras, kind, options, rng):
+    theirs = getattr(keras.layers, kind)(H, return_sequences=True, **options)
+    theirs.build((None, None, F))
+    theirs.set_weights([numbers(rng, *w.shape) for w in theirs.get_weights()])
+    config = theirs.get_config()
+    names = ("units", "activation", "recurrent_activation", "use_bias", "reset_after")
+    kept = {name: config[name] for name in names if name in config}
+    m = Recur(keras_io.cell_from_keras(kind, *theirs.get_weights(), **kept))
+    x, state = numbers(rng, B, T, F), [numbers(rng, B, H) for _ in m.cell.state_names]
+    m.state = tuple(part.T for part in state) if len(state) > 1 else state[0].T
+    start = [keras.ops.convert_to_tensor(part) for part in state]
+    want = keras.ops.convert_to_numpy(theirs(x, initial_state=start))
+    np.testing.assert_allclose(m(x.transpose(2, 0, 1)).transpose(1, 2, 0), want, rtol=0, atol=3e-6)
+    arrays, again = keras_io.cell_to_keras(m.cell)
+    assert {name: config[name] for name in again} == again
+    theirs.set_weights(list(arrays.values()))
+    back = keras.ops.convert_to_numpy(theirs(x, initial_state=start))
+    np.testing.assert_allclose(back, want, rtol=0, atol=3e-6)
