@@ -84,8 +84,8 @@ _SWEPT = (
 _REACHES_SWEPT = (
     "backward: an earlier backward has used up steps that this loss reaches. Between the two "
     "losses call truncate(model), if the steps go on with one sequence, or reset(model), if "
-    "another begins. If both losses share a value that is no state, add them and sweep once, or keep the "
-    "graph in the first backward (keep_graph=True)."
+    "another begins. If both losses share a value that is no state, add them and sweep once, or "
+    "keep the graph in the first backward (keep_graph=True)."
 )
 
 
