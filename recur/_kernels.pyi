@@ -252,6 +252,12 @@ class Stepper:
     def states(self) -> tuple[State, ...]:
         """Copies of the state of each cell stage, in stage order: tuples of (B, H) arrays."""
 
+    def state(self, index: int) -> State:
+        """Copies of the state of one cell stage, the `index`-th of these."""
+
+    def set_state(self, index: int, state: Sequence[Array]) -> None:
+        """Copy the arrays (B, H) in as the state of one cell stage, the `index`-th of these."""
+
     def set_states(self, states: Sequence[State]) -> None:
         """Copy these in: one tuple of (B, H) arrays for each cell stage."""
 
