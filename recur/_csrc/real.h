@@ -6,6 +6,7 @@
 #include "backward.h"
 #include "outer.h"
 #include "rows.h"
+#include "updates.h"
 
 const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .name = TEXT(RECUR_TARGET),
@@ -24,6 +25,9 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .outer = NAME(outer),
     .outer_scratch = NAME(outer_scratch),
     .sum_rows = NAME(sum_rows),
+    .descent = NAME(descent),
+    .momentum = NAME(momentum),
+    .adam = NAME(adam),
 };
 
 #undef LANES

@@ -298,7 +298,7 @@ class _Moments(Elementwise):
 
     def corrected_root(self, v: np.ndarray, t: int) -> np.ndarray:
         """sqrt(v / (1 - beta2^t)) + epsilon."""
-        root = v / (1 - self.beta[1] ** t)
+        root = v * (1 / (1 - self.beta[1] ** t))
         np.sqrt(root, out=root)
         root += self.epsilon
         return root
