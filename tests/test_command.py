@@ -268,6 +268,14 @@ def test_convert_writes_arrays_for_julia(trained, capsys):
         assert arrays["layers.2.cell.Wi"].shape == (32, 4)
 
 
+def test_convert_keeps_initial_states_for_a_flux_that_has_them(flux_file, capsys):
+    code, _, err = run(capsys, "convert", flux_file, "model.npz")
+    assert code == 1 and 'flux="0.14"' in err
+    assert run(capsys, "convert", flux_file, "model.npz", "--flux", "0.14")[0] == 0
+    with np.load("model.npz") as arrays:
+        assert any("state0" in name for name in arrays)
+
+
 def test_convert_refuses_what_it_cannot_read_or_write(trained, in_tmp_path, capsys):
     for source, target in ((trained, "model.h5"), ("missing.bson", "m.safetensors")):
         code, out, err = run(capsys, "convert", source, target)

@@ -22,6 +22,12 @@ def add_to(subcommands: argparse._SubParsersAction) -> None:
     add("target", metavar="TO", help="a .safetensors or .npz file")
     add("--name", help="the variable of a Flux file that holds the model, or a part of it")
     add("--resume", action="store_true", help="keep the running state that is stored with it")
+    add(
+        "--flux",
+        default="0.16",
+        choices=("0.14", "0.16"),
+        help="the Flux that will read an .npz file; 0.14 stands for all whose layers keep states",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -34,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> None:
     else:
         loaded = flux.load(arguments.source, arguments.name, arguments.resume)
     if kind == ".npz":
-        flux.save_npz(loaded, arguments.target)
+        flux.save_npz(loaded, arguments.target, arguments.flux)
     else:
         model.save(loaded, arguments.target, include_state=arguments.resume)
     print(f"{arguments.target}: {loaded}")
