@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -292,3 +293,16 @@ def test_a_model_without_recurrent_layers_is_no_state():
     own.append(own)
     for model in (Dense(2, 3), [], own, (ops.tanh,), {"W": recur.Param(np.ones(2))}):
         assert recur.truncate(recur.reset(model)) is model
+
+
+def test_memory_stays_flat_over_a_hundred_thousand_truncated_steps(rng):
+    m, x = LSTM(2, 3), rng.standard_normal((2, 1)).astype(np.float32)
+    held = []
+    with Tape() as tape:
+        for _ in range(5):
+            for _ in range(20_000):
+                m(x)
+                recur.truncate(m)
+            held.append((tape.live, sys.getallocatedblocks()))
+    assert {live for live, _ in held} == {held[0][0]}
+    assert held[-1][1] - held[0][1] < 1000  # 80,000 steps may not leave even one block each
