@@ -15,7 +15,7 @@ SAY := @echo "recur:"
 SOURCES := setup.py pyproject.toml $(shell find recur \( -name '__pycache__' -o -name '*.so' \
 	-o -name '_kernels.c' -o -name '_kernels.html' \) -prune -o -print)
 
-.PHONY: help demo test lint docs bench bench-peers test-all test-lowest test-oracles sanitize test-dist \
+.PHONY: help demo test lint docs bench soak bench-peers test-all test-lowest test-oracles sanitize test-dist \
 	dist run-lowest run-oracles clean FORCE
 .DELETE_ON_ERROR:
 
@@ -25,6 +25,7 @@ help:
 	@echo "make lint          ruff, mypy, cython-lint"
 	@echo "make docs          build docs/_build/html"
 	@echo "make bench         measure recur on this machine (ARGS='--filter Step')"
+	@echo "make soak          long runs of live streams: kills, growth, load (hours; keeps a log)"
 	@echo "make bench-peers   measure recur beside other libraries (downloads them, takes an hour)"
 	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
 	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
@@ -72,6 +73,11 @@ docs: $(VENV)/recur.installed $(VENV)/docs.group
 
 bench: $(VENV)/recur.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: $(VENV)/recur.installed $(VENV)/test.group
+	@mkdir -p benchmarks/results
+	$(BIN)/python benchmarks/soak.py $(ARGS) > benchmarks/results/soak.log; \
+		status=$$?; tail -n 1 benchmarks/results/soak.log; exit $$status
 
 bench-peers:
 	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \
