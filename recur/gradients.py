@@ -382,12 +382,15 @@ class Gradients:
         return key in self._arrays or key in self._ties
 
     def keys(self) -> list[str]:
+        """The paths, in the model's order."""
         return list(self._arrays)
 
     def values(self) -> list[np.ndarray | None]:
+        """The gradients in the order of `keys`, None where none arrived."""
         return [self._at(path) for path in self._arrays]
 
     def items(self) -> list[tuple[str, np.ndarray | None]]:
+        """Pairs of a path and its gradient."""
         return [(path, self._at(path)) for path in self._arrays]
 
     def __repr__(self) -> str:

@@ -49,6 +49,7 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} defines no apply().")
 
     def hyperparameters(self) -> dict[str, Any]:
+        """The numbers and schedules that the rule was made with, by name: a new dict."""
         return dict(vars(self))
 
     def with_(self, **new: Any) -> Rule:
