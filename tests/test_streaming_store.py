@@ -164,6 +164,29 @@ def test_s8_a_stream_goes_on_in_another_pool_where_it_was_flushed(store, rng):
         assert np.array_equal(y[:, i], expected[:, 1])
 
 
+def test_s8_no_answer_is_given_before_its_step_is_written(rng):
+    """A store that fails once: the step sent again is written before its answer is given."""
+    model, store = models()["head"], MemoryStore()
+    pool = StreamPool(model, store=store)
+    pool.open("a")
+    x, save = np.ones((5, 1), np.float32), store.save
+
+    def fail(records):
+        raise OSError("no space left on device")
+
+    for again in (lambda n: pool.step(["a"], x, numbers=[n]), lambda n: pool.replay("a", x, n)):
+        number = int(pool.steps(["a"])[0]) + 1
+        store.save = fail
+        for _ in range(2):
+            with pytest.raises(OSError, match="no space"):
+                pool.step(["a"], x, numbers=[number])
+        store.save = save
+        assert again(number) is not None
+        other = StreamPool(model, store=MemoryStore())
+        other.restore({"a": store.load("a").snapshot})
+        assert other.steps(["a"]) == [number] == pool.steps(["a"])
+
+
 def test_s7_the_older_owner_drops_its_copy_and_says_so(store, rng):
     model = models()["head"]
     x = np.ones((5, 1), np.float32)

@@ -201,11 +201,15 @@ class StreamPool(Pool):
     def replay(self, id: Id, x: Any, number: int | None) -> np.ndarray | None:
         with self._lock:
             try:
-                return super().replay(id, x, number)
+                answer = super().replay(id, x, number)
             except (Gap, Conflict):  # the number may fit where another pool has brought it
                 if not self.refresh(id):
                     raise
-                return super().replay(id, x, number)
+                answer = super().replay(id, x, number)
+            if answer is not None:  # the store may have failed when the step was taken
+                names, places = self._places([id])
+                self._finished(names, places)
+            return answer
 
     def close(self, id: Id) -> None:
         """Ends a stream, here and in the store; its memory serves the next.

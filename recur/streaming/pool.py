@@ -375,6 +375,7 @@ class Pool:
         if len(at):
             some = self._blocks.places(places.index[at])
             self._advance([names[i] for i in at.tolist()], some, rows[at], digest[at])
+        self._finished(names, places)
         return np.array(self._get("answer", places))
 
     def _advance(
