@@ -15,7 +15,7 @@ SAY := @echo "recur:"
 SOURCES := setup.py pyproject.toml $(shell find recur \( -name '__pycache__' -o -name '*.so' \
 	-o -name '_kernels.c' -o -name '_kernels.html' \) -prune -o -print)
 
-.PHONY: help demo test lint docs bench test-all test-lowest test-oracles test-dist dist \
+.PHONY: help demo test lint docs bench bench-peers test-all test-lowest test-oracles test-dist dist \
 	run-lowest run-oracles clean FORCE
 .DELETE_ON_ERROR:
 
@@ -24,7 +24,8 @@ help:
 	@echo "make test          run the tests (ARGS='-k lstm' to choose)"
 	@echo "make lint          ruff, mypy, cython-lint"
 	@echo "make docs          build docs/_build/html"
-	@echo "make bench         measure this machine"
+	@echo "make bench         measure recur on this machine (ARGS='--filter Step')"
+	@echo "make bench-peers   measure recur beside other libraries (downloads them, takes an hour)"
 	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
 	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
 	@echo "make test-oracles  the comparisons with torch, onnxruntime and others (downloads them)"
@@ -68,8 +69,12 @@ docs: $(VENV)/recur.installed $(VENV)/docs.group
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	$(SAY) "open docs/_build/html/index.html"
 
-bench: $(VENV)/recur.installed $(VENV)/bench.group
+bench: $(VENV)/recur.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-peers:
+	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \
+		sh benchmarks/compare.sh "$$2" .venv-peers benchmarks/results
 
 # --- other environments
 

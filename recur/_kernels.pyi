@@ -252,6 +252,12 @@ class Stepper:
     def states(self) -> tuple[State, ...]:
         """Copies of the state of each cell stage, in stage order: tuples of (B, H) arrays."""
 
+    def state(self, index: int) -> State:
+        """Copies of the state of one cell stage, the `index`-th of these."""
+
+    def set_state(self, index: int, state: Sequence[Array]) -> None:
+        """Copy the arrays (B, H) in as the state of one cell stage, the `index`-th of these."""
+
     def set_states(self, states: Sequence[State]) -> None:
         """Copy these in: one tuple of (B, H) arrays for each cell stage."""
 
@@ -286,6 +292,34 @@ def embedding_gather(table: Array, index: Array, out: Array | None = None) -> Ar
 
 def embedding_scatter_add(dY: Array, index: Array, out: Array, *, accumulate: bool) -> None:
     """out (V, F) at index[n] += dY[n], in order of n.  accumulate=False zeroes out first."""
+
+def descent_update(x: Array, g: Array, *, rate: float, scale: float = 1) -> None:
+    """x -= rate scale g, in place: x, g (n,), not overlapping.  Subnormals are kept."""
+
+def momentum_update(
+    x: Array, g: Array, velocity: Array, *, rate: float, rho: float, scale: float = 1
+) -> None:
+    """velocity = rho velocity + rate scale g;  x -= velocity, in place: all (n,)."""
+
+def adam_update(
+    x: Array,
+    g: Array,
+    mean: Array,
+    square: Array,
+    *,
+    rate: float,
+    beta: tuple[float, float],
+    correction: float,
+    epsilon: float,
+    decay: float = 0,
+    scale: float = 1,
+) -> None:
+    """Adam's step in place, with d = scale g; all arrays (n,), not overlapping.
+
+    mean = beta1 mean + (1 - beta1) d;  square = beta2 square + (1 - beta2) d^2;
+    x -= rate mean / (sqrt(correction square) + epsilon) + decay x.
+    Each operation is rounded once, in the arrays' dtype.  Subnormals are kept.
+    """
 
 def exp(x: Array, out: Array | None = None) -> Array:
     """e**x elementwise, within 4 ulp.  Any shape; out may be x.  Subnormal results are kept."""

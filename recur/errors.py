@@ -7,7 +7,8 @@ of recur would catch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class RecurError(Exception):
@@ -89,7 +90,14 @@ class Gap(StreamError):
 
 
 class Conflict(StreamError):
-    """Another owner has moved the stream on, or a step was replayed with another input."""
+    """Another owner has moved the stream on, or a step was replayed with another input.
+
+    lost  the streams of a pool that were dropped because another owner has them
+    """
+
+    def __init__(self, message: str = "", *, lost: Iterable[Any] = ()) -> None:
+        super().__init__(message)
+        self.lost = frozenset(lost)
 
 
 def check_shape(

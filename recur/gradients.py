@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from recur.errors import ShapeError, StateError, TapeError, UnknownParameter
-from recur.module import Params, named_params, params, ties
+from recur.module import Module, Params, named_params, params, ties
 from recur.tape import FlatBuffer, Param, Start, Sweep, Tape, Tensor, peek, value
 
 
@@ -65,13 +66,19 @@ def zero_grad(model: Any) -> None:
 
 
 def _differentiate(
-    f: Callable[..., Any],
+    f: Any,
     args: tuple,
     into: Any,
     accumulate: bool,
     keep_history: bool,
     has_aux: bool,
 ) -> tuple[Any, Any]:
+    swapped = isinstance(f, Module) and any(isinstance(arg, types.FunctionType) for arg in args)
+    if swapped or not callable(f):
+        raise TypeError(
+            f"gradient: {f!r} is no function to differentiate. The function comes first: "
+            "gradient(f, model)."
+        )
     if not args:
         raise TypeError("gradient: pass what to differentiate by: a model, arrays, params(model).")
     if accumulate and into is None:

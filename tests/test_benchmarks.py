@@ -116,3 +116,44 @@ def test_what_is_compared_with_other_libraries_agrees_with_their_reference(
 def as_float64(data):
     layers = [{k: v.astype(np.float64) for k, v in p.items()} for p in data["layers"]]
     return {"layers": layers} | {k: data[k].astype(np.float64) for k in ("x", "dy")}
+
+
+def peer_row(peer, us, threads=1, variant="m(x)", **more):
+    case = "step lstm T1 B1 (64,128)"
+    row = {"case": case, "workload": "step", "peer": peer, "threads": threads, "variant": variant}
+    return row | {"us": us, "limit_us": 5.0} | more
+
+
+def test_the_page_sets_recur_beside_the_best_peer_and_judges_what_was_aimed_at(tmp_path):
+    page = module_at(BENCHMARKS / "page.py", "benchmark_page")
+    results = [
+        peer_row("recur", 6.0),
+        peer_row("recur", 12.0, variant="cell(state, x)"),
+        peer_row("torch", 30.0),
+        peer_row("onnxruntime", 15.0),
+        peer_row("cfloor", 5.5),
+    ]
+    peers = {
+        "machine": {"cpu": "a processor", "cores": 2, "date": "today", "python": "3.11"},
+        "versions": {"recur": {"recur": "1"}},
+        "results": results,
+        "import": {"recur": {"process_s": 0.4, "bare_python_s": 0.1, "bytes": 2e6}},
+    }
+    (tmp_path / "peers.json").write_text(json.dumps(peers))
+    lines = page.render(tmp_path).splitlines()
+    case = "step lstm T1 B1 (64,128)"
+    best = (
+        f"| {case} | 6.00 (1.20 ×) | 1.00 | onnxruntime 15.0 (3.00 ×) | 2.50 | - | 5.50 (1.10 ×) |"
+    )
+    assert best in lines
+    wanted = "≥ 2.6 × as fast as the best peer (onnxruntime)"
+    assert f"| LSTM step | {case} | {wanted} | 2.50 | **no** |" in lines
+    assert "| recur | 0.30 | 2 |" in lines
+
+
+def test_every_aim_of_the_page_is_about_a_case_that_is_measured(peers):
+    cases, _, _ = peers
+    page = module_at(BENCHMARKS / "page.py", "benchmark_page")
+    for target in page.TARGETS:
+        for part in target.cases:
+            assert any(part in case.id for case in cases.GRID), part

@@ -161,3 +161,9 @@ def test_what_cannot_be_two_directions_is_refused():
         Bidirectional(m, Dense(2, 3))
     with pytest.raises(ValueError, match="layouts differ"):
         Bidirectional(m, GRU(2, 3, layout="ftb"))
+
+
+def test_four_axes_are_no_single_step():
+    m = recur.Bidirectional(recur.GRU(2, 3), recur.GRU(2, 3))
+    with pytest.raises(recur.ShapeError, match=r"shape \(2, 3, 4, 5\), no sequence"):
+        m(np.ones((2, 3, 4, 5)))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+import recur
 from recur import ops
 from recur.errors import GraphUsedError, ShapeError, StateError, TapeError
 from recur.gradients import Gradients, flatten_parameters, gradient, withgradient, zero_grad
@@ -504,3 +505,11 @@ def test_the_state_that_entered_the_scope_can_get_the_gradient_instead_of_init()
     np.testing.assert_array_equal(g.init, [2.0])
     with pytest.raises(StateError, match='init_grad="scope"'):
         g.state(layer)
+
+
+@pytest.mark.parametrize(
+    "call", [lambda m: gradient(m, lambda m: m(np.ones(2)).sum()), lambda m: gradient(3, m)]
+)
+def test_gradient_without_a_function_in_front_says_which_comes_first(call):
+    with pytest.raises(TypeError, match=r"function comes first: gradient\(f, model\)"):
+        call(recur.Dense(2, 3))

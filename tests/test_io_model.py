@@ -267,3 +267,9 @@ def test_embedding_and_its_strides_come_back(tmp_path):
     assert again.layers[0].weight.value.strides == model.layers[0].weight.value.strides
     numbers = np.array([[1, 6, 0]])
     assert again(numbers).tobytes() == model(numbers).tobytes()
+
+
+def test_saving_with_swapped_arguments_says_which_comes_first(tmp_path):
+    with pytest.raises(TypeError, match=r"save\(model, path\)"):
+        save(tmp_path / "m.safetensors", Dense(2, 3))
+    assert not list(tmp_path.iterdir())

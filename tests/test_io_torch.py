@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import zipfile
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -487,7 +488,7 @@ def test_torch_and_recur_give_the_same_numbers(kind, layers, both, rng, dtype, t
     ]
     for layer, h0, c0 in zip(directions, h, c, strict=True):
         layer.state = (h0.T, c0.T) if kind == "LSTM" else h0.T
-    with pytest.warns(UserWarning, match="backwards") if both else _nothing():
+    with pytest.warns(UserWarning, match="backwards") if both else nullcontext():
         got = recur.Chain(single, ours["head"])(X)
     np.testing.assert_allclose(got.T, want, rtol=0, atol=2e-6 if dtype == np.float32 else 1e-14)
 
@@ -496,12 +497,6 @@ def test_torch_and_recur_give_the_same_numbers(kind, layers, both, rng, dtype, t
     with torch.no_grad():
         again = theirs["head"](theirs["rnn"](torch.tensor(X.T.copy()), start)[0]).numpy()
     np.testing.assert_allclose(again, want, rtol=0, atol=2e-6 if dtype == np.float32 else 1e-14)
-
-
-def _nothing():
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 @pytest.mark.oracle

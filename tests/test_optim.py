@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+import recur
 from recur import optim
 from recur.errors import ShapeError, StateError
 from recur.gradients import flatten_parameters, gradient
@@ -1053,3 +1054,25 @@ def test_printing_shows_rules_counts_and_what_is_frozen(rng):
 
 def test_every_public_name_exists():
     assert all(hasattr(optim, name) for name in optim.__all__)
+
+
+def test_gradients_of_another_model_are_refused():
+    ours, other = recur.Dense(2, 3), recur.Dense(2, 3)
+    opt = recur.setup(recur.Descent(0.1), ours)
+    before = ours.weight.value.copy()
+    grads = recur.gradient(lambda m: m(np.ones(2)).sum(), other)
+    with pytest.raises(recur.StateError, match="those of another model"):
+        recur.update(opt, ours, grads)
+    np.testing.assert_array_equal(ours.weight.value, before)
+
+
+@pytest.mark.parametrize("number", ["0.1", [0.1], {}])
+def test_a_hyperparameter_that_is_no_number_is_refused_by_name(number):
+    with pytest.raises(TypeError, match=r"Descent: eta is .*, expected a number or a schedule"):
+        recur.Descent(number)
+
+
+@pytest.mark.parametrize("beta", [0.9, (0.9,), (0.9, 0.99, 0.999), "ab", (0.9, 1.0)])
+def test_the_two_numbers_of_beta_are_two(beta):
+    with pytest.raises(ValueError, match=r"Adam: beta is .*, expected two numbers from 0"):
+        recur.Adam(1e-3, beta)

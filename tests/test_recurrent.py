@@ -525,3 +525,10 @@ def test_a_subclass_of_recur_has_attributes_of_its_own():
             self.calls = 0
 
     assert Counting(GRU(2, 3).cell).calls == 0
+
+
+@pytest.mark.parametrize("init", [([[0.0], [0.0, 1.0]], [0.0] * 3), ("a", "b"), (None, None)])
+def test_an_init_that_is_no_array_of_numbers_is_refused_by_the_layer(init):
+    m = LSTM(2, 3)
+    with pytest.raises(ShapeError, match=r"LSTM\(2 => 3\): init .*Nothing was changed"):
+        m.init = init

@@ -376,3 +376,12 @@ def test_a_layer_is_rebuilt_from_its_config(name):
     }
     for option in ("init_grad", "layout", "on_batch_change", "strict_dtype"):
         assert getattr(other, option) == getattr(m, option)
+
+
+@pytest.mark.parametrize("index", [[[0, 1]], None, np.zeros((2, 2), int)])
+def test_an_index_of_samples_has_one_axis(index):
+    m = recur.LSTM(2, 3)
+    m(np.ones((2, 4)))
+    with pytest.raises(recur.StateError, match=r"LSTM\(2 => 3\): the index has shape .* one axis"):
+        recur.reindex(m, index)
+    assert m.state.h.shape == (3, 4)

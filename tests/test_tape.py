@@ -1070,3 +1070,10 @@ def test_live_counts_the_nodes_of_earlier_scopes_that_kept_their_history():
         h = value(g)
         del g
         assert tape.live == 0
+
+
+def test_a_tape_is_neither_copied_nor_pickled():
+    with Tape() as tape:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TapeError, match="neither copied nor pickled"):
+                attempt(tape)

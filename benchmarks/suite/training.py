@@ -1,6 +1,5 @@
 """Forward and backward with all gradients, heads, optimisers, dropped weights, memory."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 import recur
 from recur.losses import logitcrossentropy
 
+from .package import output_of
 from .steps import LAYERS, SIZES, numbers
 
 T = 100
@@ -166,5 +166,5 @@ class Memory:
 
     def _peak(self, steps, every):
         command = [sys.executable, "-c", PEAK, str(steps), repr(every)]
-        kib = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        kib = int(output_of(command))
         return kib / 1024 if sys.platform == "darwin" else kib

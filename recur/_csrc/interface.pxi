@@ -57,6 +57,15 @@ cdef extern from "recur.h" nogil:
         void *rh
         void *dpeephole
 
+    ctypedef struct recur_update:
+        void *x
+        const void *g
+        void *mean
+        void *square
+        double scale, rate, decay
+        double keep_mean, keep_square
+        double correction, epsilon
+
     ctypedef struct recur_table:
         const char *name
         int lanes
@@ -83,6 +92,9 @@ cdef extern from "recur.h" nogil:
         Py_ssize_t (*outer_scratch)(Py_ssize_t) noexcept nogil
         void (*sum_rows)(const void *, Py_ssize_t, Py_ssize_t, Py_ssize_t, int,
                          void *) noexcept nogil
+        void (*descent)(const recur_update *, Py_ssize_t) noexcept nogil
+        void (*momentum)(const recur_update *, Py_ssize_t) noexcept nogil
+        void (*adam)(const recur_update *, Py_ssize_t) noexcept nogil
 
     int recur_path_count() noexcept
     const char *recur_path_name(int) noexcept

@@ -9,6 +9,7 @@
 #include "backward.h"
 #include "outer.h"
 #include "rows.h"
+#include "updates.h"
 #endif
 
 const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
@@ -31,6 +32,9 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .outer = NAME(outer),
     .outer_scratch = NAME(outer_scratch),
     .sum_rows = NAME(sum_rows),
+    .descent = NAME(descent),
+    .momentum = NAME(momentum),
+    .adam = NAME(adam),
 #endif
 };
 

@@ -74,6 +74,16 @@ typedef struct recur_backward {
     void *dpeephole;       /* (3, units padded to whole panels), zeroed by the caller, or NULL */
 } recur_backward;
 
+/* One update of an optimiser; each rule uses what its formula names. */
+typedef struct recur_update {
+    void *x;                  /* (n,) the parameters */
+    const void *g;            /* (n,) their gradient is scale * g */
+    void *mean, *square;      /* (n,) states; Momentum's velocity is `mean` */
+    double scale, rate, decay;
+    double keep_mean, keep_square; /* how much of a state stays */
+    double correction, epsilon;
+} recur_update;
+
 typedef struct recur_table {
     const char *name;
     int lanes;             /* numbers a register */
@@ -108,6 +118,9 @@ typedef struct recur_table {
     ptrdiff_t (*outer_scratch)(ptrdiff_t b_columns);
     void (*sum_rows)(const void *a, ptrdiff_t a_step, ptrdiff_t rows, ptrdiff_t columns,
                      int accumulate, void *out);
+    void (*descent)(const recur_update *, ptrdiff_t n);
+    void (*momentum)(const recur_update *, ptrdiff_t n);
+    void (*adam)(const recur_update *, ptrdiff_t n);
 } recur_table;
 
 /* dispatch.c: the layouts of a cell's matrices */

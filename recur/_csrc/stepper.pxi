@@ -284,6 +284,18 @@ cdef class Stepper:
         """Copies of each cell stage's state, in stage order: tuples of (B, H) arrays."""
         return tuple(tuple(a.copy() for a in self.state_of(i)) for i in self.cell_stages)
 
+    def state(self, index):
+        """Copies of the state of the cell stage that is `index`-th among these."""
+        return tuple(a.copy() for a in self.state_of(self.cell_stages[index]))
+
+    def set_state(self, index, state):
+        """Copy the arrays (B, H) of one cell stage's state in."""
+        i = self.cell_stages[index]
+        state = tuple(state)
+        (<CellKernel>self.kernels[i]).check_state("state", state, self.batch)
+        for mine, new in zip(self.state_of(i), state):
+            mine[...] = new
+
     def set_states(self, states):
         """Copy these in: one tuple of (B, H) arrays for each cell stage.  All or none."""
         states = tuple(tuple(state) for state in states)

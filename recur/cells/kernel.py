@@ -85,7 +85,7 @@ class KernelCell(WeightedCell):
     run as separate operations.  A subclass gives `build` besides what `WeightedCell` asks for.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_recent", "_changes"})
+    transient: ClassVar[frozenset[str]] = frozenset({"_packed", "_recent"})
     _packed: Packed | None = None
     _recent: Any = None  # a weak reference to the last one that holds computed weights
 
@@ -93,28 +93,13 @@ class KernelCell(WeightedCell):
         """The kernel for these weights, or None if no kernel knows this cell's activation."""
         raise NotImplementedError
 
-    def fields(self) -> list[tuple[str, Any]]:
-        return [(name, x) for name, x in super().fields() if name not in self.transient]
-
     def form(self) -> tuple:
         """What a kernel depends on besides the weights."""
         return ()
 
-    def __setattr__(self, name: str, new: Any) -> None:
-        super().__setattr__(name, new)
-        self._replaced()
-
-    def _rename(self, old: str, new: str, computed: dict[str, Any]) -> None:
-        super()._rename(old, new, computed)
-        self._replaced()
-
     def _replaced(self) -> None:
-        """Lets every holder of packed weights look again, though perhaps no Param was written."""
-        self._change_counter().bump()
-        writes.bump()
-
-    def _change_counter(self) -> _kernels.Version:
-        return self.__dict__.setdefault("_changes", _kernels.Version())
+        super()._replaced()
+        writes.bump()  # packed weights are looked at again, though perhaps no Param was written
 
     def counters(self) -> tuple[_kernels.Version, ...] | None:
         """The counters that move when a weight is written or replaced; None if one is computed."""
@@ -122,7 +107,7 @@ class KernelCell(WeightedCell):
         if any(type(w) is not Param for w in weights if w is not None) or not weights:
             return None
         counters = (counter for w in weights if w is not None for counter in w.counters)
-        return (self._change_counter(), *counters)
+        return (self.change_counter(), *counters)
 
     @classmethod
     def from_arrays(cls, Wi: Any, Wh: Any, b: Any = None, **more: Any) -> KernelCell:
@@ -282,6 +267,8 @@ def rows(x: Any) -> np.ndarray:
 
 def product(W: Any, h: Any) -> Any:
     """W @ h for h (n, B), in the dtype of h; W may be a constant object with `@` and `.T`."""
+    if isinstance(W, Operand) and W.dtype == h.dtype:
+        return ops.affine(W, h)  # in which no sample depends on the others, as in a kernel
     y = ops.matmul(W, h)
     return y if y.dtype == h.dtype else ops.astype(y, h.dtype)
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from recur._version import __version__
-from recur.command import convert, demo, evaluate, info, sample, training
+from recur.command import convert, demo, evaluate, info, sample, serve, training
 from recur.errors import RecurError
 
-_SUBCOMMANDS = (demo, training, sample, evaluate, info, convert)
+_SUBCOMMANDS = (demo, training, sample, serve, evaluate, info, convert)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

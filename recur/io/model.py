@@ -50,6 +50,8 @@ def save(
     Raises StateError for a layer that a file cannot describe (register it), ValueError for
     metadata under a name that the format uses.
     """
+    if isinstance(path, Module):
+        raise TypeError("save: the model comes first: save(model, path).")
     arrays, notes = pack(model, include_state)
     safetensors.write(path, arrays, {**notes, **own_metadata(metadata)})
 

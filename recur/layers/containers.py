@@ -6,12 +6,22 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from recur.errors import ShapeError
-from recur.module import Module, register, shape_after, transaction
+from recur.layers.dense import stepped_activation
+from recur.module import (
+    Module,
+    Stages,
+    Stream,
+    in_transaction,
+    register,
+    shape_after,
+    transaction,
+)
+from recur.tape import current
 
 # What a call may say about the steps of a sequence; only recurrent layers make use of it.
 STEP_OPTIONS = frozenset({"lengths", "mask", "truncate_every", "remat"})
@@ -128,6 +138,14 @@ def call_layer(layer: Any, xs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return layer(*xs, **options)
 
 
+def stages_of(layer: Any) -> Stages | None:
+    """What does single steps of a layer or function outside a scope: see `Module.stages`."""
+    if isinstance(layer, Module):
+        return layer.stages()
+    act = stepped_activation(layer)
+    return None if act is None else Stages(act)
+
+
 def connect(connection: Callable[..., Any], ys: Sequence[Any], listed: bool) -> Any:
     """`connection(*ys)`; for lists of steps, a list of what it gives step by step."""
     if listed:
@@ -169,12 +187,56 @@ class Chain(Container):
     x is one step, a sequence (F, B, T), or a list of steps, which gives a list of outputs.  Both
     run layer by layer and equal step by step; functions get the steps of a list one at a time.
     Several inputs go to the first layer.
+
+    Outside a scope single steps of recurrent and dense layers in a row run in one call of compiled
+    code, which holds the layers' states meanwhile.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset({"_stream", "_met"})
+    _stream: Stream | None = None
+    _met: tuple[Any, ...] | None = None  # the kernels of the last call
 
     def __init__(self, *layers: Any, **named: Any) -> None:
         if len(layers) == 1 and isinstance(layers[0], (list, tuple)):
             layers = tuple(layers[0])
         self.hold(layers, named)
+
+    def __call__(self, *xs: Any, **options: Any) -> Any:
+        single = len(xs) == 1 and not options and current() is None and not in_transaction()
+        if single and self._stream is not None:
+            y = self._stream.step(xs[0])
+            if y is not None:
+                return y
+        y = super().__call__(*xs, **options)
+        if single and type(xs[0]) is np.ndarray and xs[0].ndim < 3:
+            self._go_live()
+        return y
+
+    def _go_live(self) -> None:
+        """Hands the layers' states to a stream once two calls in a row have met its kernels."""
+        stages = self.stages()
+        if stages is None or not stages.fit():
+            kernels = stream = None
+        elif stages.kernels != self._met:
+            kernels, stream = stages.kernels, None
+        else:
+            kernels, stream = self._met, Stream.begin(stages, self._stream)
+            if self.stages() != stages:  # written meanwhile, before the stream began to watch
+                stream = None
+        object.__setattr__(self, "_met", kernels)
+        object.__setattr__(self, "_stream", stream)
+
+    def stages(self) -> Stages | None:
+        if type(self) is not Chain or not isinstance(self.layers, (tuple, dict)):
+            return None
+        parts = []
+        for layer in self.values():
+            part = stages_of(layer)
+            if part is None:
+                return None
+            parts.append(part)
+        named = ((self.layers, self.values()),) if isinstance(self.layers, dict) else ()
+        return Stages.joined([*parts, Stages(counters=(self.change_counter(),), named=named)])
 
     def run(self, xs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         for layer in self.values():

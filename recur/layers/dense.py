@@ -11,6 +11,7 @@ from recur import _kernels, ops
 from recur.errors import ShapeError
 from recur.module import (
     Module,
+    Stages,
     features,
     glorot_uniform,
     label,
@@ -22,6 +23,7 @@ from recur.module import (
     zeros,
 )
 from recur.module.initialisers import Initialiser
+from recur.ops.products import packed_affine
 from recur.tape import Node, Op, Param, Sweep, current, peek, record_one, traced
 
 Activation = Callable[[Any], Any]
@@ -80,6 +82,14 @@ def options(act: Activation, **others: Any) -> str:
     return "".join(f", {text}" for text in shown)
 
 
+_STEPPED = {ops.identity: (), ops.relu: ("relu",), ops.tanh: ("tanh",)}
+
+
+def stepped_activation(act: Any) -> tuple[str, ...] | None:
+    """What a `Stepper` does with the same bits as `act`, None if nothing."""
+    return next((stages for known, stages in _STEPPED.items() if known is act), None)
+
+
 @register("Dense")
 class Dense(StepLayer):
     """y = act(W x + b) for every sample and step.
@@ -130,6 +140,20 @@ class Dense(StepLayer):
         x = features(self, x, weight.shape[1], weight.dtype, self.strict_dtype)
         y = ops.affine(weight, x, self.bias)
         return y if self.act is ops.identity else self.act(y)
+
+    def stages(self) -> Stages | None:
+        params = [p for p in (self.weight, self.bias) if p is not None]
+        act = stepped_activation(self.act)
+        if (
+            type(self) is not Dense
+            or self.strict_dtype
+            or act is None
+            or self.computed_weights
+            or any(type(p) is not Param for p in params)
+        ):
+            return None
+        counters = (self.change_counter(), *(c for p in params for c in p.counters))
+        return Stages((packed_affine(self.weight, self.bias), *act), counters)
 
     def describe(self) -> str:
         n_out, n_in = self.weight.shape

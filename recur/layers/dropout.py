@@ -10,7 +10,7 @@ import numpy as np
 
 from recur.errors import ShapeError
 from recur.layers.dense import StepLayer
-from recur.module import child_generator, is_active, journal, register
+from recur.module import Stages, child_generator, is_active, journal, register
 from recur.tape import Node, Op, Sweep, current, peek, record_one, traced
 
 
@@ -63,6 +63,10 @@ class Dropout(StepLayer):
         y = np.multiply(array, mask)
         source = traced(x) if current() is not None else None
         return y if source is None else record_one(_MASK, (source,), y, mask)
+
+    def stages(self) -> Stages | None:
+        idle = type(self) is Dropout and (self.p == 0 or not self.active)
+        return Stages(counters=(self.change_counter(),)) if idle else None
 
     def _draw(self, shape: tuple[int, ...]) -> np.ndarray:
         if self.dims is not None:

@@ -47,12 +47,16 @@ from recur.module.parameters import (
 from recur.module.printing import summary
 from recur.module.registry import build_model, describe_model, function_name, register
 from recur.module.shapes import outputsize, shape_after
+from recur.module.streams import Seat, Stages, Stream
 from recur.module.walking import children, walk
 
 __all__ = [
     "Computed",
     "Module",
     "Params",
+    "Seat",
+    "Stages",
+    "Stream",
     "buffers",
     "build_model",
     "charge",

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from recur._kernels import Version
 from recur.errors import ShapeError
+from recur.module.streams import Stages
 from recur.tape import Operand, Param, Tensor, current, peek
 
 
@@ -71,6 +73,20 @@ class Module:
                 copy_into(old, new)
                 return
         object.__setattr__(self, name, new)
+        self._replaced()
+
+    def _replaced(self) -> None:
+        """Lets every holder of what this layer does look again."""
+        counter = self.__dict__.get("_changes")
+        if counter is not None:
+            counter.bump()
+
+    def change_counter(self) -> Version:
+        """A counter that moves when an attribute is assigned; writes to a Param move its own."""
+        return self.__dict__.setdefault("_changes", Version())
+
+    def _is_cache(self, name: str) -> bool:
+        return name == "_changes" or name in self.transient
 
     def holds_param(self, name: str) -> bool:
         """Whether attribute `name` is a parameter, or computed from one."""
@@ -103,10 +119,15 @@ class Module:
         if computed:
             held["computed_weights"] = computed
         object.__setattr__(self, "__dict__", held)
+        self._replaced()
 
     def fields(self) -> list[tuple[str, Any]]:
         """What this object holds, by name, in the order in which parameters are listed."""
-        return list(attributes(self))
+        return [(name, part) for name, part in attributes(self) if not self._is_cache(name)]
+
+    def stages(self) -> Stages | None:
+        """Kernels that do a single step outside a scope with the bits of a call, or None."""
+        return None
 
     def buffers(self) -> dict[str, np.ndarray]:
         """This layer's arrays that are saved but not trained, by name: the arrays themselves."""
@@ -172,7 +193,7 @@ class Module:
             return self.describe()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {n: detached(x) for n, x in attributes(self) if n not in self.transient}
+        return {n: detached(x) for n, x in attributes(self) if not self._is_cache(n)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, child in state.items():

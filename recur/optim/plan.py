@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from recur.errors import ShapeError, StateError
+from recur.optim.fused import fused
 from recur.optim.rules import ClipNorm, Rule, State
 from recur.tape import Param
 
@@ -317,22 +318,39 @@ class Segment:
     def finish(self, stage: range) -> None:
         """Runs the last stage and subtracts its step from the parameters."""
         with self.writing() as x:
-            for place, dx in self._steps(stage):
-                block = x[place]
-                block -= dx
+            if not self._in_one_pass(stage, x):
+                for place, dx in self._steps(stage):
+                    block = x[place]
+                    block -= dx
         for leaf in self.leaves:
             leaf.count += 1
         self.g = self.views[0]  # lets go of the gradient
 
+    def _in_one_pass(self, stage: range, x: np.ndarray) -> bool:
+        """Runs the last stage on x, if it is one rule that a kernel knows."""
+        rules = self._own_rules(stage)
+        update = None
+        if len(rules) == 1 and self.as_vector and self.g.dtype == x.dtype and self.g.flags.aligned:
+            update = fused(self.at_step[rules[0]], x.dtype)
+        if update is None:
+            return False
+        t = self.leaves[0].count + 1
+        for place, _, states in self.blocks:
+            update(states[rules[0]], x[place], self.g[place], t, self.factor)
+        return True
+
+    def _own_rules(self, stage: range) -> range:
+        """The rules of a stage without the ClipNorm that opens it, which is in `factor`."""
+        return stage[1:] if _opens(self.rules, stage) else stage
+
     def _steps(self, stage: range) -> Iterator[tuple[slice | EllipsisType, np.ndarray]]:
         t = self.leaves[0].count + 1
         dtype = self.views[0].dtype
-        rules = [i for i in stage if not (i == stage.start and _opens(self.rules, stage))]
         for place, x, states in self.blocks:
             dx = self.g[place].astype(dtype)
             if self.factor != 1.0:
                 dx *= self.factor
-            for i in rules:
+            for i in self._own_rules(stage):
                 dx = self.at_step[i].apply(states[i], x, dx, t)
             yield place, dx
 

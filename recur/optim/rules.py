@@ -60,11 +60,22 @@ class Rule:
         return rule
 
     def check(self) -> None:
-        """Raises `ValueError` for hyperparameters that make no sense."""
+        """Raises `ValueError`, `TypeError` for hyperparameters that make no sense."""
         for name, number in vars(self).items():
-            legal, wanted = _LEGAL.get(name, (None, ""))
-            for one in number if isinstance(number, tuple) else (number,):
-                if legal is not None and not callable(one) and not legal(one):
+            if name not in _LEGAL:
+                continue
+            legal, wanted = _LEGAL[name]
+            pair = name == "beta" and not callable(number)
+            fits = not pair or (isinstance(number, tuple) and len(number) == 2)
+            for one in number if pair and fits else (number,):
+                if fits and (one is None or callable(one)):
+                    continue
+                if fits and not isinstance(one, (int, float)):
+                    raise TypeError(
+                        f"{type(self).__name__}: {name} is {one!r}, expected a number or a "
+                        "schedule."
+                    )
+                if not (fits and legal(one)):
                     raise ValueError(f"{type(self).__name__}: {name} is {number}, {wanted}.")
 
     def at(self, step: int) -> Rule:
@@ -287,7 +298,7 @@ class _Moments(Elementwise):
 
     def corrected_root(self, v: np.ndarray, t: int) -> np.ndarray:
         """sqrt(v / (1 - beta2^t)) + epsilon."""
-        root = v / (1 - self.beta[1] ** t)
+        root = v * (1 / (1 - self.beta[1] ** t))
         np.sqrt(root, out=root)
         root += self.epsilon
         return root

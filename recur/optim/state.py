@@ -168,6 +168,11 @@ def _gradients(
         )
     if isinstance(grads, Mapping):
         _check_known(params, grads)
+    elif grads is not None and params and not any(p in grads for p in params.values()):
+        raise StateError(
+            "update: the gradients are those of another model: none belongs to a parameter of "
+            "this one. Nothing was changed."
+        )
     for path, p in params.items():
         leaf = opt._by_param.get(id(p))
         if leaf is None:

@@ -56,8 +56,9 @@ def check_sequence(layer: Module, x: Any, layout: str) -> int:
         return len(x)
     shape = np.shape(peek(x))
     if len(shape) != 3 and not (layout == "ftb" and len(shape) == 2):
+        what = "a single step" if len(shape) < 3 else "no sequence"
         raise ShapeError(
-            f"{layer!r}: x has shape {shape}, a single step; the layer that runs backwards needs "
+            f"{layer!r}: x has shape {shape}, {what}; the layer that runs backwards needs "
             "the whole sequence, (features, batch, time) or a list of steps. Nothing was changed."
         )
     return shape[time_axis(layout)]

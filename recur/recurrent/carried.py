@@ -11,7 +11,7 @@ import numpy as np
 from recur._kernels import Stepper
 from recur.cells import Cell, as_parts, begin, own_state, plain
 from recur.errors import BatchSizeError, ShapeError, StateError
-from recur.module import Module, in_transaction, journal, label
+from recur.module import Module, Seat, in_transaction, journal, label
 from recur.recurrent.calls import Callers
 from recur.recurrent.initial import flat, own_init
 from recur.recurrent.samples import checked_mask, mixed, picked
@@ -42,7 +42,7 @@ class Carried(Module):
     _init: Any
     _lock: threading.Lock  # held during a call
     _reading: bool = False  # or for a moment, while the state is fetched
-    _live: Stepper | None = None  # what holds the state while a stream runs: see `Recur`
+    _live: Stepper | Seat | None = None  # what holds the state while a stream runs: see `Recur`
     _stepper: Stepper | None = None  # the last of these, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
     _reset_in: int | None = None  # the scope of the last reset
@@ -127,6 +127,8 @@ class Carried(Module):
 
     @_state.setter
     def _state(self, new: Any) -> None:
+        if type(self._live) is Seat:
+            self._live.leave()
         self.__dict__["_state"] = new
         self.__dict__["_live"] = None
 
@@ -136,6 +138,28 @@ class Carried(Module):
         if live is not None:
             (parts,) = live.states()
             object.__setattr__(self, "_state", tuple(part.T for part in parts))
+
+    def batch(self) -> int | None:
+        """The batch size of the state; None if it has none."""
+        state = self._state
+        if state is START or not self._checked:
+            return None
+        shape = peek(state[0]).shape
+        return shape[1] if len(shape) == 2 else None
+
+    def hand_over(self, seat: Seat) -> bool:
+        """Puts the state into a stream of several layers.  False if a call is under way."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            state = self.__dict__["_state"]
+            if self._live is not None or state is START:
+                return False
+            seat.take([np.ascontiguousarray(peek(part).T) for part in state])
+            object.__setattr__(self, "_live", seat)
+            return True
+        finally:
+            self._lock.release()
 
     @property
     def at_start(self) -> bool:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from recur.cells import Cell, as_parts, own_state
+from recur.cells import Cell, as_parts, floats, own_state
 from recur.errors import FormatError, ShapeError, StateError
 from recur.module import charge
 from recur.recurrent.state import map_tree, named_leaves, value_of
-from recur.tape import Param, peek
+from recur.tape import Operand, Param, peek
 
 
 def own_init(cell: Any, title: str, init: Any) -> Any:
@@ -28,8 +28,11 @@ def own_init(cell: Any, title: str, init: Any) -> Any:
         init = cell.initial_state()
     if not isinstance(cell, Cell):
         return map_tree(lambda x: x if type(x) is Param else value_of(x), init)
-    given = as_parts(cell, init)
-    shapes = [np.shape(peek(part)) for part in given]
+    given = tuple(
+        part if isinstance(part, Operand) else floats(title, "init", part, cell.dtype)
+        for part in as_parts(cell, init)
+    )
+    shapes = [part.shape for part in given]
     if len(given) == len(cell.state_names):
         for shape, name, n in zip(shapes, cell.state_names, cell.state_sizes, strict=True):
             if shape not in ((n,), (n, 1)):

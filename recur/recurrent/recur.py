@@ -11,7 +11,7 @@ import numpy as np
 from recur._kernels import Stepper
 from recur.cells import KernelCell
 from recur.errors import StateError
-from recur.module import in_transaction, register, transaction
+from recur.module import Stages, in_transaction, register, transaction
 from recur.recurrent import calls
 from recur.recurrent.carried import Carried
 from recur.recurrent.initial import from_pattern, learned, learned_names, own_init, pattern
@@ -131,7 +131,7 @@ class Recur(Carried):
         truncate_every: int | None = None,
         remat: int | None = None,
     ) -> Any:
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             self._wait_for_reader()
         try:
             tape = current()
@@ -222,6 +222,14 @@ class Recur(Carried):
             )
             object.__setattr__(self, "_direct", direct)
         return bool(self._direct)
+
+    def stages(self) -> Stages | None:
+        if type(self).__call__ is not Recur.__call__ or not self._is_direct():
+            return None
+        kernel, counters = self.cell.packed().kernel, self.cell.counters()
+        if kernel is None or counters is None:
+            return None
+        return Stages((kernel,), counters, (self,))
 
     def _go_live(self) -> None:
         """Hands the state to a `Stepper` once two calls in a row have met the same kernel."""

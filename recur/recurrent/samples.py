@@ -58,6 +58,11 @@ def picked(title: str, index: Any, state: Any) -> Any:
                 f"{title}: the state holds batch {batch}, the index does not fit it: {error}. "
                 "Nothing was changed."
             ) from error
+        if chosen.ndim != 1:
+            raise StateError(
+                f"{title}: the index has shape {chosen.shape}, expected one axis, the samples of "
+                "the new batch in order. Nothing was changed."
+            )
         return _by_columns(ops.getitem(part, (..., chosen)))
 
     return map_tree(leaf, state)

@@ -1,8 +1,8 @@
 """Live streams: one, or many that share a model's weights and step together."""
 
 from recur.streaming.kept import Departure, Flush, StreamPool
-from recur.streaming.pool import Slots
 from recur.streaming.rest import Settled, settle
+from recur.streaming.slots import Slots
 from recur.streaming.store import MemoryStore, Record, RedisStore, SQLiteStore, StateStore
 from recur.streaming.stream import Stream
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from recur.errors import Conflict, Expired
 from recur.streaming.blocks import Places
-from recur.streaming.pool import Id, Pool
+from recur.streaming.pool import Pool
 from recur.streaming.rest import Rest
+from recur.streaming.slots import Id
 from recur.streaming.snapshot import pack, unpack
 from recur.streaming.store import StateStore, checked_key
 
@@ -100,7 +101,6 @@ class StreamPool(Pool):
         self._names: dict[int, Id] = {}  # by slot: only kept if streams may leave by themselves
         self._due: dict[int, list[int]] = {}  # slots by the tick at which they may be idle
         self._gone: dict[Id, tuple[float, int]] = {}  # when streams left, and at which step
-        self._dirty: set[Id] = set()
         self._flushed = clock()
 
     @property
@@ -206,7 +206,6 @@ class StreamPool(Pool):
 
     def _remove(self, id: Id) -> None:
         self._names.pop(self._slots[id], None)
-        self._dirty.discard(id)
         super()._remove(id)
 
     def fork(self, id: Id, new: Id) -> int:
@@ -239,9 +238,7 @@ class StreamPool(Pool):
             if late.any():
                 self._write([names[i] for i in np.flatnonzero(late).tolist()])
         if policy.seconds is not None:
-            self._dirty.update(names)
-            if self._clock() - self._flushed >= policy.seconds:
-                self.flush()
+            self.flush_late()
         self._reap_due()
 
     def flush(self) -> None:
@@ -251,8 +248,13 @@ class StreamPool(Pool):
             if self.store is None:
                 return
             moved = [id for id, slot in self._slots.items() if self._has_moved(slot)]
-            self._dirty.clear()
             self._write(moved)
+
+    def flush_late(self) -> None:
+        """Flushes if the policy's `seconds` have gone by; where no step may come, call it."""
+        seconds = self.policy.seconds
+        if seconds is not None and self._clock() - self._flushed >= seconds:
+            self.flush()
 
     def _has_moved(self, slot: int) -> bool:
         block, row = self._blocks.one(slot)
@@ -279,7 +281,8 @@ class StreamPool(Pool):
                 f"{self.title}: stream {min(refused)!r} "
                 + (f"and {len(refused) - 1} more " if len(refused) > 1 else "")
                 + "went on in another pool, or was closed there; what it answered since is not "
-                "true. The copy here was dropped."
+                "true. The copy here was dropped.",
+                lost=refused,
             )
 
     def evict(self, ids: Sequence[Id]) -> None:

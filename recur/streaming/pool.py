@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,28 +13,9 @@ from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownSt
 from recur.streaming.blocks import Blocks, Name, Places, hashes, rows_of
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
+from recur.streaming.slots import Id, Slots, listed
 from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
 from recur.streaming.stages import Scratch
-
-Id: TypeAlias = Hashable
-
-
-class Slots:
-    """Streams of a pool that were looked up once, to be stepped by `pool.step(slots, X)`.
-
-    Valid until one of them is closed, expires or is taken over; a step then raises.
-    """
-
-    __slots__ = ("_seen", "epochs", "ids", "places")
-
-    def __init__(self, ids: tuple, places: Places, epochs: np.ndarray, seen: int) -> None:
-        self.ids = ids
-        self.places = places
-        self.epochs = epochs
-        self._seen = seen  # the pool's count of departures when these were last found to be there
-
-    def __len__(self) -> int:
-        return self.places.count
 
 
 class Pool:
@@ -248,8 +229,8 @@ class Pool:
 
     def _resolve(self, ids: Any) -> tuple[Sequence[Id], Places]:
         if not isinstance(ids, Slots):
-            return self._places(_listed(ids))
-        if ids._seen != self._departures:
+            return self._places(listed(ids))
+        if ids.seen != self._departures:
             gone = self._blocks.get("epoch", ids.places) != ids.epochs if len(ids) else np.zeros(0)
             lost = [id for id, away in zip(ids.ids, gone, strict=True) if away]
             if lost:
@@ -257,7 +238,7 @@ class Pool:
                     f"{self.title}: stream {lost[0]!r} was closed or taken over since its slot was "
                     "looked up. Call slots(ids) again. Nothing was changed."
                 )
-            ids._seen = self._departures
+            ids.seen = self._departures
         return ids.ids, ids.places
 
     def steps(self, ids: Iterable[Id] | Slots) -> np.ndarray:
@@ -345,10 +326,7 @@ class Pool:
         for i in np.flatnonzero(numbers != taken + 1).tolist():
             self._check_number(names[i], int(numbers[i]), int(taken[i]), bool(stored[i]))
             if held[i] and held[i] != digest[i]:
-                raise Conflict(
-                    f"{self.title}: step {int(numbers[i])} of stream {names[i]!r} was taken "
-                    "already, with another input. Nothing was changed."
-                )
+                raise self._other_input(names[i], int(numbers[i]))
         return stored
 
     def _check_number(self, id: Id, number: int, taken: int, stored: bool) -> None:
@@ -364,6 +342,29 @@ class Pool:
                 f"{self.title}: step {number} of stream {id!r} was taken already; the stream "
                 f"stands at step {taken}, and only the last answer is kept. Nothing was changed."
             )
+
+    def replay(self, id: Id, x: Any, number: int | None) -> np.ndarray | None:
+        """The stored answer, if this step of a stream was taken already; None if it is its next.
+
+        Arguments and errors as for `step`, for one stream; number None is the next.
+        """
+        with self._lock:
+            block, row = self._blocks.one(self._slot(id))
+            taken = int(block["step"][row])
+            if number is None or number == taken + 1:
+                return None
+            stored = bool(block["answered"][row]) and number == taken
+            self._check_number(id, number, taken, stored)
+            held = block["digest"][row]
+            if held and held != hashes(self.plan.rows(x, 1))[0]:
+                raise self._other_input(id, number)
+            return block["answer"][row].copy()
+
+    def _other_input(self, id: Id, number: int) -> Conflict:
+        return Conflict(
+            f"{self.title}: step {number} of stream {id!r} was taken already, with another input. "
+            "Nothing was changed."
+        )
 
     def _advance_some(
         self, names: Sequence[Id], places: Places, rows: np.ndarray, digest: Any, fresh: np.ndarray
@@ -446,9 +447,13 @@ class Pool:
     def state(self, ids: Iterable[Id] | Slots) -> dict[str, Any]:
         """The states by the paths of the layers, as `recur.states` gives them: copies (size, N)."""
         with self._lock:
+            return self.plan.columns(self.parts(ids))
+
+    def parts(self, ids: Iterable[Id] | Slots) -> list[np.ndarray]:
+        """The states part by part, in the order of `plan.parts`: copies (N, size)."""
+        with self._lock:
             _, places = self._resolve(ids)
-            parts = [np.array(self._get(i, places)) for i in range(len(self.plan.parts))]
-            return self.plan.columns(parts)
+            return [np.array(self._get(i, places)) for i in range(len(self.plan.parts))]
 
     def set_state(self, ids: Iterable[Id] | Slots, states: dict[str, Any]) -> None:
         """Copies in what `state` gave.  Raises `StateError` before any stream has changed."""
@@ -507,12 +512,6 @@ class Pool:
                 )
             for id, moment in moments.items():
                 self._place(id, moment, self._new_epoch(id))
-
-
-def _listed(ids: Any) -> Iterable[Id]:
-    if isinstance(ids, (str, bytes)):
-        raise TypeError(f"ids is {ids!r}, expected a list of streams.")
-    return ids
 
 
 def _over(row: np.ndarray, places: Places) -> np.ndarray:

@@ -141,6 +141,9 @@ class Tape:
             for layer in stepped.values():
                 layer.forget_history()
 
+    def __reduce__(self) -> tuple:
+        raise TapeError("a Tape can be neither copied nor pickled: it belongs to one scope.")
+
     def stepped(self, layer: Any) -> None:
         """Notes a layer whose state must become plain when the scope ends.
 

@@ -201,15 +201,10 @@ class _Graph:
                 raise StateError(f"{path or 'the model'}: {layer!r} gets no sequence.")
             return self.recurrent(layer, x, path), 3
         if isinstance(layer, Embedding):
-            table = self.constant(np.asarray(layer.weight.value).T, name=path)
-            return (
-                (self.emit("Gather", table, x), 3)
-                if x == "x"
-                else (
-                    self.emit("MatMul", x, table),
-                    rank,
-                )
-            )
+            table = self.constant(layer.weight.value.T, name=path)
+            if x == self.indices:
+                return self.emit("Gather", table, x), 3
+            return self.emit("MatMul", x, table), rank
         if isinstance(layer, FinalStep):
             return (self.final_step(layer, x), 2) if rank == 3 else (x, 2)
         if isinstance(layer, Dropout):
@@ -220,28 +215,29 @@ class _Graph:
         """A layer that treats every step alike, or a function."""
         if isinstance(layer, Dense):
             y = self.emit("MatMul", x, self.constant(layer.weight.value.T, name=path))
-            return self.activated(layer.act, self.shifted(y, layer.bias, path), path)
-        if isinstance(layer, Scale):
-            y = self.emit("Mul", x, self.constant(layer.scale.value, name=path))
-            return self.activated(layer.act, self.shifted(y, layer.bias, path), path)
-        if isinstance(layer, LayerNorm):
-            scale = np.ones(layer.n) if layer.scale is None else layer.scale.value
-            inputs = [x, self.constant(scale, name=path)]
-            if layer.bias is not None:
-                inputs.append(self.constant(layer.bias.value, name=path))
-            epsilon = layer.eps**2
-            return self.activated(
-                layer.act, self.emit("LayerNormalization", *inputs, axis=-1, epsilon=epsilon), path
-            )
-        if isinstance(layer, BatchNorm) and layer.mean is not None:
-            scale = 1 / np.sqrt(layer.var + layer.mean.dtype.type(layer.eps))
+            y = self.shifted(y, layer.bias, path)
+        elif isinstance(layer, Scale):
+            y = self.shifted(self.scaled(x, layer.scale.value, path), layer.bias, path)
+        elif isinstance(layer, LayerNorm):
+            y = self.layer_norm(layer, x, path)
+        elif isinstance(layer, BatchNorm) and layer.mean is not None:
             y = self.emit("Sub", x, self.constant(layer.mean, name=path))
-            y = self.emit("Mul", y, self.constant(scale, name=path))
+            y = self.scaled(y, 1 / np.sqrt(layer.var + layer.mean.dtype.type(layer.eps)), path)
             if layer.scale is not None:
-                y = self.emit("Mul", y, self.constant(layer.scale.value, name=path))
-                y = self.shifted(y, layer.bias, path)
-            return self.activated(layer.act, y, path)
-        return self.activated(layer, x, path)
+                y = self.shifted(self.scaled(y, layer.scale.value, path), layer.bias, path)
+        else:
+            return self.activated(layer, x, path)
+        return self.activated(layer.act, y, path)
+
+    def layer_norm(self, layer: LayerNorm, x: str, path: str) -> str:
+        scale = np.ones(layer.n) if layer.scale is None else layer.scale.value
+        inputs = [x, self.constant(scale, name=path)]
+        if layer.bias is not None:
+            inputs.append(self.constant(layer.bias.value, name=path))
+        return self.emit("LayerNormalization", *inputs, axis=-1, epsilon=layer.eps**2)
+
+    def scaled(self, x: str, scale: Any, path: str) -> str:
+        return self.emit("Mul", x, self.constant(scale, name=path))
 
     def shifted(self, y: str, bias: Any, path: str) -> str:
         return y if bias is None else self.emit("Add", y, self.constant(bias.value, name=path))

@@ -1,0 +1,336 @@
+"""`Engine`: steps of many clients, gathered into steps of one pool.
+
+What arrives while a step runs goes into the next one, which begins as soon as the pool is free (or
+`max_wait` later, if more streams are to be gathered).  A stream's own steps follow one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from recur.errors import Busy, Conflict, FormatError
+from recur.serve.protocol import Stopping, WrongToken
+from recur.streaming import Departure, StreamPool
+
+Result = TypeVar("Result")
+RECENT = 240  # batches of which sizes and times are kept
+LEAST_TOKEN, MOST_TOKEN = 32, 256  # characters
+
+
+@dataclass
+class Request:
+    """One step that a client asked for.
+
+    x       the input as the pool's rows, (1, n_in) or (1,) for an index
+    number  which step it is; None for the next
+    tag     of whoever asks, to be the stream's
+    shows   whether the state is wanted with the answer
+    """
+
+    id: str
+    x: np.ndarray
+    number: int | None
+    tag: bytes
+    answer: asyncio.Future[Answer]
+    shows: bool = False
+    arrived: float = field(default_factory=time.perf_counter)
+
+
+@dataclass
+class Answer:
+    """What a step gave: its number, y (n_out,), and the hidden state if it was asked for."""
+
+    number: int
+    y: np.ndarray
+    state: np.ndarray | None = None
+
+
+@dataclass
+class Batch:
+    """One step of the pool: how many streams, how long it took, how long the oldest waited."""
+
+    size: int
+    seconds: float
+    waited: float
+
+
+class Engine:
+    """Owns a pool: all its calls go through one thread, one after the other.
+
+    max_wait   seconds that a step waits for others to join it when the pool is free
+    max_batch  how many streams step together at most
+    depth      how many steps of one stream may wait; another one is `Busy`
+    """
+
+    def __init__(
+        self,
+        pool: StreamPool,
+        *,
+        max_wait: float = 0.0,
+        max_batch: int = 4096,
+        depth: int = 64,
+        on_batch: Callable[[Batch], object] | None = None,
+        on_idle: Callable[[Departure], object] | None = None,
+    ) -> None:
+        self.pool = pool
+        self.max_wait = max_wait
+        self.max_batch = max_batch
+        self.depth = depth
+        self.recent: deque[Batch] = deque(maxlen=RECENT)
+        self._on_batch = on_batch
+        self._on_idle = on_idle
+        self._waiting: dict[str, deque[Request]] = {}
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "recur-pool")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Begins to step.  Call it inside the running event loop."""
+        loop = asyncio.get_running_loop()
+        tell = self._on_idle
+        if tell is not None:
+            self.pool.on_idle = lambda left: loop.call_soon_threadsafe(tell, left)
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._keep())]
+
+    async def stop(self) -> None:
+        """Finishes the running step, writes every stream to the store, and ends."""
+        self._stopping = True
+        self._arrived.set()
+        step, keep = self._tasks
+        keep.cancel()
+        await asyncio.gather(step, keep, return_exceptions=True)
+        for request in [r for queue in self._waiting.values() for r in queue]:
+            _fail(request, Stopping("The server is going down. Send the step again later."))
+        self._waiting.clear()
+        await self.call(self.pool.flush)
+        self._thread.shutdown()
+
+    async def call(self, function: Callable[..., Result], *args: Any) -> Result:
+        """`function(*args)` in the pool's thread, between two steps."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def _keep(self) -> None:
+        """Lets idle streams go, and flushes by time, also when nobody steps."""
+        pool = self.pool
+        while True:
+            await asyncio.sleep(min((pool.idle or 16.0) / 16, 1.0))
+            await self.call(pool.reap)
+            if pool.policy.seconds is not None:
+                await self.call(pool.flush_late)
+
+    # ------------------------------------------------------------ streams
+
+    async def open(self, id: str, proposal: str | None = None) -> str:
+        """Opens a stream; returns its token.
+
+        proposal  the token that the client wants, of its own randomness.  It makes it harmless to
+                  ask again when an answer was lost: the stream that has it is there already
+
+        Raises `FormatError` for a proposal that could be guessed by its length.
+        """
+        if proposal is not None and not LEAST_TOKEN <= len(proposal) <= MOST_TOKEN:
+            raise FormatError(
+                f"a token of {len(proposal)} characters, expected {LEAST_TOKEN} to {MOST_TOKEN}."
+            )
+        return await self.call(self._open, id, proposal or secrets.token_urlsafe(24))
+
+    def _open(self, id: str, token: str) -> str:
+        try:
+            self.pool.open(id, tag=tag_of(token))
+        except Conflict:
+            if not hmac.compare_digest(self.pool.tag(id), tag_of(token)):
+                raise
+        return token
+
+    async def take_over(self, id: str, token: str) -> str:
+        """Goes on with a stream under a new token; the present one is no good from then on."""
+
+        def take_over() -> str:
+            new = secrets.token_urlsafe(24)
+            self.pool.open(id, takeover=True, tag=tag_of(new))
+            return new
+
+        return await self.with_stream(id, tag_of(token), take_over)
+
+    async def restore(self, id: str, snapshot: bytes) -> str:
+        """Opens a stream that goes on from a snapshot of this model; returns its token."""
+        return await self.call(self._restore, id, snapshot)
+
+    def _restore(self, id: str, snapshot: bytes) -> str:
+        token = secrets.token_urlsafe(24)
+        self.pool.restore({id: snapshot}, key=self.pool.key)
+        self.pool.open(id, takeover=True, tag=tag_of(token))
+        return token
+
+    def check(self, id: str, tag: bytes) -> None:
+        """Raises `WrongToken` unless the stream has this tag; in the pool's thread."""
+        if not hmac.compare_digest(self.pool.tag(id), tag):
+            raise WrongToken(
+                f"The token is not that of stream {id!r}, or was replaced by a takeover. "
+                "Nothing was changed."
+            )
+
+    async def with_stream(
+        self, id: str, tag: bytes, function: Callable[..., Result], *args: Any
+    ) -> Result:
+        """`function(*args)` in the pool's thread, once the tag is found to be the stream's."""
+
+        def checked() -> Result:
+            self.check(id, tag)
+            return function(*args)
+
+        return await self.call(checked)
+
+    # ------------------------------------------------------------ steps
+
+    def submit(
+        self, id: str, x: Any, number: int | None, tag: bytes, *, shows: bool = False
+    ) -> asyncio.Future[Answer]:
+        """Asks for a step; the future gives its answer, or the error.
+
+        Raises `ShapeError` for an input that does not fit, `Busy` if too many steps of this stream
+        wait already.
+        """
+        if self._stopping:
+            raise Stopping("The server is going down. Send the step again later.")
+        rows = self.pool.plan.rows(x, 1)
+        queue = self._waiting.setdefault(id, deque())
+        if len(queue) >= self.depth:
+            raise Busy(
+                f"Stream {id!r} has {len(queue)} steps waiting. Wait for their answers first. "
+                "Nothing was changed."
+            )
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        queue.append(Request(id, rows, number, tag, future, shows))
+        self._arrived.set()
+        return future
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            if not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            if self.max_wait and len(self._waiting) < self.max_batch:
+                await self._gather()
+            batch = self._next()
+            results = await self.call(self._step, batch)
+            for request, result in zip(batch, results, strict=True):
+                if isinstance(result, BaseException):
+                    _fail(request, result)
+                elif not request.answer.done():
+                    request.answer.set_result(result)
+
+    async def _gather(self) -> None:
+        """Waits for others, until the oldest request has waited long enough."""
+        oldest = min(queue[0].arrived for queue in self._waiting.values())
+        left = oldest + self.max_wait - time.perf_counter()
+        if left > 0:
+            await asyncio.sleep(left)
+
+    def _next(self) -> list[Request]:
+        """The first request of every stream, streams that waited longest first."""
+        batch = []
+        for id in list(self._waiting)[: self.max_batch]:
+            queue = self._waiting.pop(id)
+            batch.append(queue.popleft())
+            if queue:
+                self._waiting[id] = queue  # at the end: the others have their turn first
+        return batch
+
+    # In the pool's thread.
+
+    def _step(self, batch: list[Request]) -> list[Any]:
+        """The answer, or the error, of each request."""
+        begun = time.perf_counter()
+        results: list[Any] = [None] * len(batch)
+        groups: dict[int, list[int]] = {}
+        for i, request in enumerate(batch):
+            try:
+                self.check(request.id, request.tag)
+                y = self.pool.replay(request.id, request.x.T, request.number)
+            except Exception as error:
+                results[i] = error
+                continue
+            if y is not None:
+                assert request.number is not None
+                results[i] = Answer(request.number, y)
+            else:
+                # Indices and one-hot columns of one model are different calls.
+                groups.setdefault(request.x.ndim, []).append(i)
+        for group in groups.values():
+            self._step_group(batch, group, results)
+        self._note(batch, begun)
+        return results
+
+    def _step_group(self, batch: list[Request], group: list[int], results: list[Any]) -> None:
+        ids = [batch[i].id for i in group]
+        x = np.concatenate([batch[i].x for i in group])
+        try:
+            numbers = self.pool.steps(ids) + 1
+            answers = self._answers(ids, x, numbers, group, results)
+        except Exception as error:
+            for i in group:
+                results[i] = error
+            return
+        for i, number, y in zip(group, numbers.tolist(), answers, strict=True):
+            if results[i] is None:
+                state = self._shown(batch[i].id) if batch[i].shows else None
+                results[i] = Answer(number, y, state)
+
+    def _answers(
+        self, ids: list[str], x: np.ndarray, numbers: Any, group: list[int], results: list[Any]
+    ) -> list[np.ndarray]:
+        """The answers (n_out,) of these streams; those that another pool has get the error."""
+        try:
+            return list(self.pool.step(ids, x.T, numbers=numbers).T)
+        except Conflict as error:
+            if not error.lost:
+                raise
+            kept = [n for n, id in enumerate(ids) if id not in error.lost]
+            for n, id in enumerate(ids):
+                if id in error.lost:
+                    results[group[n]] = error
+            # They have been stepped and written: the same numbers give their answers.
+            again = self.pool.step([ids[n] for n in kept], x[kept].T, numbers=numbers[kept])
+            found = dict(zip(kept, again.T, strict=True))
+            return [found.get(n, x[n]) for n in range(len(ids))]
+
+    def _shown(self, id: str) -> np.ndarray:
+        """The hidden state h of every layer, one after the other."""
+        plan = self.pool.plan
+        state = self.pool.parts([id])
+        hidden = [a[0] for a, p in zip(state, plan.parts, strict=True) if p.name == "h"]
+        return np.concatenate(hidden) if hidden else np.empty(0, np.float32)
+
+    def _note(self, batch: list[Request], begun: float) -> None:
+        now = time.perf_counter()
+        done = Batch(len(batch), now - begun, now - min(r.arrived for r in batch))
+        self.recent.append(done)
+        if self._on_batch is not None:
+            self._on_batch(done)
+
+
+def tag_of(token: str) -> bytes:
+    """What is kept of a token: enough to know it again, not to guess it."""
+    return hashlib.sha256(token.encode()).digest()[:16]
+
+
+def _fail(request: Request, error: BaseException) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)
+        request.answer.exception()  # a client that has gone does not ask for it
