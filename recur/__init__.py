@@ -21,6 +21,7 @@ from recur.cells import (
     LSTMState,
     RNNCell,
 )
+from recur.compress import compress
 from recur.data import (
     DataLoader,
     batch,
@@ -58,13 +59,8 @@ from recur.gradients import (
     withgradient,
     zero_grad,
 )
-from recur.inspect import (
-    gradcheck,
-)
-from recur.io.model import (
-    load,
-    save,
-)
+from recur.inspect import gradcheck
+from recur.io.model import load, save
 from recur.layers import (
     BatchNorm,
     Chain,
@@ -204,6 +200,7 @@ from recur.streaming import (
     Stream,
     StreamPool,
 )
+from recur.streaming.drift import drift
 from recur.tape import (
     Param,
     Tape,
@@ -304,9 +301,11 @@ __all__ = [
     "buffers",
     "celu",
     "chunk",
+    "compress",
     "custom_grad",
     "data",
     "destructure",
+    "drift",
     "elu",
     "extra_cells",
     "f32",
