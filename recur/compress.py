@@ -36,12 +36,12 @@ def compress(model: Any, storage: Storage) -> Any:
              "int8": whole numbers from -127 to 127 times one scale for each row of a matrix, which
              depends on the weights alone
 
-    The cells RNN, LSTM, GRU, GRUv3 and `Dense` layers are compressed wherever they are in the model;
-    `WeightDrop` gives way to the layer in it.  Other layers, biases, initial states and recurrent
-    states are float32, as in `f32(model)`.  Weights are widened in registers and sums are float32,
-    so a 16-bit model gives the bits of a float32 model with the rounded weights; a sample's numbers
-    do not depend on its batch, and a sequence gives those of its steps.  The copy has no parameters
-    for what is compressed, and cannot be trained, recorded or saved: keep the model.
+    RNN, LSTM, GRU, GRUv3 and `Dense` are compressed wherever they are in the model; `WeightDrop`
+    gives way to the layer in it.  Other layers, biases, initial states and recurrent states are
+    float32, as in `f32(model)`.  Weights are widened in registers and sums are float32, so a 16-bit
+    cell gives the bits of a float32 cell with the rounded weights; a sample's numbers do not depend
+    on its batch, and a sequence gives those of its steps.  The copy has no parameters where it is
+    compressed, and cannot be trained, recorded or saved: keep the model.
 
     Raises `ValueError` for another storage, or a weight that it cannot hold, by name; `StateError`
     if there is nothing to compress.
@@ -52,7 +52,7 @@ def compress(model: Any, storage: Storage) -> Any:
         )
     model = f32(model)
     new: dict[int, Any] = {}  # by the id of the old layer, as deepcopy reads it
-    wrappers = []
+    wrappers: list[Any] = []
     for _, layer in walk(model):
         if isinstance(layer, Module) and layer.computes():
             wrappers.append(layer)
