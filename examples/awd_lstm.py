@@ -195,7 +195,7 @@ class Settings:
     beta: float = 1.0
     averaging: bool = True
     varying: bool = True
-    patience: int = 5  # validations without gain after which averaging starts
+    patience: int = 3  # validations without gain after which averaging starts
 
 
 # What `--without` and the ablation take away.
@@ -367,7 +367,7 @@ def ablation(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--updates", type=int, default=1500)
-    parser.add_argument("--words", type=int, default=20_000, help="how many to train on")
+    parser.add_argument("--words", type=int, default=8_000, help="how many to train on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", help="a file to write, and to go on from")
     parser.add_argument("--without", nargs="*", choices=PARTS, default=[])

@@ -28,7 +28,7 @@ def chain(dtype=np.float64, seed=0):
     options = {"dtype": dtype, "rng": rng}
     return Chain(
         LSTM(3, 5, **options),
-        Dropout(0.5),
+        Dropout(0.5, rng=rng),
         GRU(5, 4, **options),
         ops.tanh,
         Dense(4, 4, ops.relu, **options),

@@ -268,6 +268,29 @@ def test_convert_writes_arrays_for_julia(trained, capsys):
         assert arrays["layers.2.cell.Wi"].shape == (32, 4)
 
 
+def test_convert_keeps_initial_states_for_a_flux_that_has_them(flux_file, capsys):
+    code, _, err = run(capsys, "convert", flux_file, "model.npz")
+    assert code == 1 and 'flux="0.14"' in err
+    assert run(capsys, "convert", flux_file, "model.npz", "--flux", "0.14")[0] == 0
+    with np.load("model.npz") as arrays:
+        assert any("state0" in name for name in arrays)
+
+
+def test_convert_takes_the_activations_that_a_file_does_not_hold(in_tmp_path, rng, capsys):
+    W, b = rng.standard_normal((2, 3)).astype("f4"), np.zeros(2, "f4")
+    (in_tmp_path / "list.bson").write_bytes(bson_file(weights=[W, b]))
+    assert run(capsys, "convert", "list.bson", "m.safetensors")[0] == 1
+    code, _, err = run(
+        capsys, "convert", "list.bson", "m.safetensors", "--act", "layers.0.act=tanh"
+    )
+    assert code == 0, err
+    x = rng.standard_normal((3, 1)).astype("f4")
+    np.testing.assert_allclose(load("m.safetensors")(x), np.tanh(W @ x), rtol=1e-5)
+    with pytest.raises(SystemExit) as stopped:
+        run(capsys, "convert", "list.bson", "m.safetensors", "--act", "layers.0.act=sin")
+    assert stopped.value.code == 2 and "no activation is named 'sin'" in capsys.readouterr().err
+
+
 def test_convert_refuses_what_it_cannot_read_or_write(trained, in_tmp_path, capsys):
     for source, target in ((trained, "model.h5"), ("missing.bson", "m.safetensors")):
         code, out, err = run(capsys, "convert", source, target)

@@ -304,10 +304,17 @@ def test_a_list_of_parameters_builds_and_fills_the_model(form, era, kind, save, 
 
 def test_a_list_whose_sizes_leave_a_choice_is_refused(save, rng):
     path = save(weights=[draw(rng, 4, 3), draw(rng, 5)])
-    with pytest.raises(FormatError, match=r"array 0 on the sizes do not tell.*load_into"):
+    with pytest.raises(FormatError, match=r"Array 0 and those after it do not tell.*load_into"):
         flux.load(path)
     with pytest.raises(FormatError, match="a list of 2 arrays; the model has 3"):
         flux.load_into(LSTM(3, 4), path)
+
+
+def test_a_list_whose_layers_do_not_follow_each_other_is_refused(save, rng):
+    shapes = ((4, 2), (4,), (3, 4), (3,), (4, 2), (4,), (1, 4), (1,))  # two heads on one trunk
+    path = save(weights=[draw(rng, *shape) for shape in shapes])
+    with pytest.raises(FormatError, match="Array 4 takes 2 features, and the layer before gives 3"):
+        flux.load(path)
 
 
 def test_a_restructure_takes_its_parameters_from_the_flat_vector(save, rng):

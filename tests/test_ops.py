@@ -1002,3 +1002,16 @@ def test_inside_paused_operations_are_plain():
         with paused():
             assert isinstance(np.tanh(t) + t[0], np.ndarray)
         assert isinstance(np.tanh(t), Tensor)
+
+
+def test_shapes_that_do_not_broadcast_are_named_and_a_bias_is_explained():
+    with Tape() as tape:
+        for wrap in (tape.watch, Param):
+            x = wrap(np.ones((5, 4)))
+            with pytest.raises(
+                ShapeError,
+                match=r"add: shapes \(5, 4\) and \(5,\) do not broadcast.*affine\(W, x, b\)",
+            ):
+                x + np.ones(5)
+            with pytest.raises(ShapeError, match=r"multiply: .* do not broadcast\.$"):
+                np.ones((2, 7)) * x

@@ -1076,3 +1076,12 @@ def test_a_hyperparameter_that_is_no_number_is_refused_by_name(number):
 def test_the_two_numbers_of_beta_are_two(beta):
     with pytest.raises(ValueError, match=r"Adam: beta is .*, expected two numbers from 0"):
         recur.Adam(1e-3, beta)
+
+
+@pytest.mark.parametrize("number", [None, "a", 1j])
+def test_a_gradient_that_holds_no_real_numbers_is_refused_by_path(number):
+    m = {"w": Param(np.ones((2, 3)))}
+    opt = recur.setup(recur.Adam(), m)
+    with pytest.raises(TypeError, match=r"update: the gradient of w: .*expected real numbers"):
+        recur.update(opt, m, {"w": np.full((2, 3), number)})
+    np.testing.assert_array_equal(m["w"].value, np.ones((2, 3)))

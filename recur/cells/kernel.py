@@ -410,14 +410,12 @@ def _hand_on(
     operands: dict[str, tuple],
 ) -> None:
     """Gives a kernel's results to the sweep: states at once, weights as posts to their sinks."""
-    for to, grad in zip(state_to, d_state, strict=True):
+    for to, grad in zip(state_to, d_state):  # noqa: B905  (one pair for each part, at every step)
         if to is not None:
             sweep.add(to, grad.T, own=True)
-    for name, to in zip(packed.names, weights_to, strict=True):
-        if to is None:
-            continue
+    for name, to in zip(packed.names, weights_to):  # noqa: B905
         operand = operands[name]
-        if isinstance(operand[0], str):
+        if type(operand[0]) is str:
             sweep.add(to, operand[1], own=True)
         else:
             sweep.post(to, *operand)

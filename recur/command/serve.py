@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from recur.command.arguments import at_least, count
@@ -54,12 +56,18 @@ def add_to(subcommands: argparse._SubParsersAction) -> None:
                         help="steps a second of one stream (no limit)")  # fmt: skip
     limits.add_argument("--max-wait", type=at_least(0.0), default=0.0, metavar="T",
                         help="seconds a step waits for others (0)")  # fmt: skip
+    cluster = parser.add_argument_group("more than one process")
+    cluster.add_argument("--ray", action="store_true",
+                         help="serve from replicas on a Ray cluster, over one store")  # fmt: skip
+    cluster.add_argument("--replicas", type=count, default=2, help="how many, with --ray (2)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from recur.serve import Options, serve  # inside: the other subcommands need no server
 
+    if arguments.ray:
+        return run_ray(arguments)
     model, characters = load(arguments.model)
     pool = StreamPool(
         model,
@@ -68,28 +76,64 @@ def run(arguments: argparse.Namespace) -> None:
         idle=arguments.idle,
         ttl=arguments.ttl,
     )
-    bearer = arguments.bearer or os.environ.get("RECUR_BEARER") or None
-    if bearer is None and arguments.host not in ("127.0.0.1", "localhost", "::1"):
-        print("recur: anyone who reaches this address may open streams; see --bearer.",
-              file=sys.stderr)  # fmt: skip
-    options = Options(
-        bearer=bearer,
-        streams=arguments.streams,
-        message=arguments.message,
-        rate=arguments.rate,
-        max_wait=arguments.max_wait,
-    )
     try:
         serve(
             pool,
             host=arguments.host,
             port=arguments.port,
-            options=options,
+            options=Options(**limits_of(arguments)),
             characters=characters,
             on_start=lambda address: print(f"{model!r} at {address}", flush=True),
         )
     except ImportError as error:
         raise RecurError(str(error)) from None
+
+
+def run_ray(arguments: argparse.Namespace) -> None:
+    """Serves from a Ray cluster until the process is told to end."""
+    from recur.serve import Options
+    from recur.serve.ray import Deployment, deploy, remove
+
+    model, characters = load(arguments.model)
+    store = arguments.store or f"{arguments.model}.streams.db"
+    if store == "memory":
+        raise RecurError("--ray needs a store that replicas share: an SQLite file, or redis://…")
+    deployment = Deployment(
+        os.path.abspath(arguments.model),
+        store if "://" in store else os.path.abspath(store),
+        flush=flush_of(arguments),
+        idle=arguments.idle,
+        ttl=arguments.ttl,
+        options=Options(**limits_of(arguments)),
+        characters=characters,
+    )
+    try:
+        address = deploy(
+            deployment, replicas=arguments.replicas, host=arguments.host, port=arguments.port
+        )
+    except ImportError as error:
+        raise RecurError(str(error)) from None
+    print(f"{model!r} at {address}, {arguments.replicas} replicas", flush=True)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+    remove()
+
+
+def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Options`; warns of an address that strangers may reach."""
+    bearer = arguments.bearer or os.environ.get("RECUR_BEARER") or None
+    if bearer is None and arguments.host not in ("127.0.0.1", "localhost", "::1"):
+        print("recur: anyone who reaches this address may open streams; see --bearer.",
+              file=sys.stderr)  # fmt: skip
+    return {
+        "bearer": bearer,
+        "streams": arguments.streams,
+        "message": arguments.message,
+        "rate": arguments.rate,
+        "max_wait": arguments.max_wait,
+    }
 
 
 def load(path: str) -> tuple[Any, list[str] | None]:

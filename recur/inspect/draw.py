@@ -34,6 +34,8 @@ def draw(tape: Tape, model: Any = None, *, legend: bool = True) -> Picture:
 
     Raises `TapeError` if the tape kept no log or no recurrent layer was stepped.
     """
+    if not isinstance(tape, Tape):
+        raise TypeError(f"draw: expected a Tape(log=True), got a {type(tape).__name__}.")
     if tape.events is None:
         raise TapeError(
             "draw: this tape kept no log, and without one the past is gone. Open it as "

@@ -21,7 +21,7 @@ from recur._version import __version__
 from recur.errors import FormatError, RecurError, StateError
 from recur.files import AnyPath
 from recur.io import safetensors
-from recur.module import Module, build_model, describe_model, load_state_dict, state_dict
+from recur.module import Module, build_model, describe_model, label, load_state_dict, state_dict
 
 FORMAT_VERSION = 1
 EXTRA = "checkpoint/"
@@ -50,8 +50,11 @@ def save(
     Raises StateError for a layer that a file cannot describe (register it), ValueError for
     metadata under a name that the format uses.
     """
-    if isinstance(path, Module):
-        raise TypeError("save: the model comes first: save(model, path).")
+    if not isinstance(model, Module):
+        raise TypeError(
+            f"save: {label(model)} is no model that a file can hold, expected a Module such as a "
+            "Chain. The model comes first: save(model, path)."
+        )
     arrays, notes = pack(model, include_state)
     safetensors.write(path, arrays, {**notes, **own_metadata(metadata)})
 

@@ -166,6 +166,10 @@ def _opened(source: AnyPath | BinaryIO) -> Iterator[tuple[BinaryIO, str]]:
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
             yield file, os.fspath(source)
+    elif not hasattr(source, "seek"):
+        raise TypeError(
+            f"a {type(source).__name__} was given, expected the path of a file, or a binary file."
+        )
     else:
         yield source, str(getattr(source, "name", "the file"))
 

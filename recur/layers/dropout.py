@@ -95,6 +95,6 @@ class Dropout(StepLayer):
 
 def probability(layer: str, p: float) -> float:
     """`p` as a float; raises `ValueError` unless it lies in [0, 1]."""
-    if not 0 <= p <= 1 or math.isnan(p):
-        raise ValueError(f"{layer}: p is {p}, expected a probability from 0 to 1.")
+    if not isinstance(p, (int, float, np.generic)) or not 0 <= p <= 1 or math.isnan(p):
+        raise ValueError(f"{layer}: p is {p!r}, expected a probability from 0 to 1.")
     return float(p)

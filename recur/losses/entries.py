@@ -257,7 +257,7 @@ def _by_element(
     **options: Any,
 ) -> Any:
     yhat, y = joined(name, yhat), joined(name, y)
-    p, t = _in_one_dtype(peek(yhat), peek(y))
+    p, t = _in_one_dtype(name, peek(yhat), peek(y))
     if t.ndim == 0 and traced(y) is None:
         t = np.broadcast_to(t, p.shape)
     if t.shape != p.shape:
@@ -286,13 +286,13 @@ def _by_class(
     entries = tuple(np.delete(p.shape, dims).tolist())
     chosen = None if mask is None else _mask(name, mask, (entries,))
     if t.dtype.kind in "iu" and t.shape == entries:
-        p, _ = _in_one_dtype(p, p)
+        p, _ = _in_one_dtype(name, p, p)
         t = _classes(name, t, p.shape[dims], chosen)
     else:
         if t.shape != p.shape:
             hint = f"Integer classes have shape {entries}." if t.dtype.kind in "iu" else ""
             check_shape(name, "y", t.shape, p.shape, hint or _hint(t.shape, p.shape))
-        p, t = _in_one_dtype(p, t)
+        p, t = _in_one_dtype(name, p, t)
     layout = _Columns(p.shape, dims, chosen)
     return _finish(name, loss, layout, (yhat, y), (p, t), agg, _with_eps(options, p.dtype))
 
@@ -316,9 +316,12 @@ def joined(name: str, x: Any) -> Any:
     return np.array([np.asarray(peek(step)).T for step in x]).T
 
 
-def _in_one_dtype(p: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:
+def _in_one_dtype(name: str, p: Any, t: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both in the dtype of p, or of what p and t promote to if p holds no floats."""
     p, t = np.asarray(p), np.asarray(t)
+    for what, array in (("yhat", p), ("y", t)):
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{name}: {what} holds {array.dtype}, expected real numbers.")
     dtype = p.dtype
     if dtype.kind != "f":
         dtype = np.result_type(t.dtype if t.dtype.kind == "f" else np.float64)
@@ -435,6 +438,8 @@ def _finish(
     options: dict[str, Any],
 ) -> Any:
     """Computes the entries, makes one number of them, and records the node."""
+    if not callable(agg):
+        raise TypeError(f"{name}: agg is {agg!r}, expected a function such as mean, sum, identity.")
     entries, *slopes = loss(layout.pack(arrays[0]), layout.pack(arrays[1]), **options)
     scale: float | None = None
     if any(agg is known for known in _SUMS):

@@ -102,6 +102,11 @@ def load_state_dict(model: Model, saved: Mapping[str, Any], strict: bool = True)
     only one side has are passed over.  Raises `StateError` for names, `ShapeError` for shapes,
     naming the paths, before anything is changed.
     """
+    if not isinstance(saved, Mapping) or not all(isinstance(path, str) for path in saved):
+        raise TypeError(
+            f"load_state_dict: the saved arrays are a {type(saved).__name__}, expected a dict of "
+            "arrays by path, as state_dict(model) gives it. The model comes first."
+        )
     layers = list(modules(model))
     weights = named_params(model)
     places = {

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from recur import tape
+from recur.errors import ShapeError
 from recur.tape import (
     Node,
     Op,
@@ -182,27 +183,50 @@ def binary(
     )
 
     def call(a: Any, b: Any) -> Any:
-        if tape.current() is None:
-            return forward(peek(a), peek(b))
-        source_a, source_b = traced(a), traced(b)
-        if source_a is None:
-            if source_b is None:
+        try:
+            if tape.current() is None:
                 return forward(peek(a), peek(b))
-            a = constant(a)
-        elif source_b is None:
-            b = constant(b)
-        y = forward(peek(a), peek(b))
-        inputs = source_a, source_b
-        if keeps_nothing:
-            return record_one(op, inputs, y, _NOTHING)
-        keep = if_right if source_a is None else if_left if source_b is None else if_both
-        saved = (save(a) if keep[0] else None, save(b) if keep[1] else None, y if keep[2] else None)
-        return record_one(op, inputs, y, saved)
+            source_a, source_b = traced(a), traced(b)
+            if source_a is None:
+                if source_b is None:
+                    return forward(peek(a), peek(b))
+                a = constant(a)
+            elif source_b is None:
+                b = constant(b)
+            y = forward(peek(a), peek(b))
+            inputs = source_a, source_b
+            if keeps_nothing:
+                return record_one(op, inputs, y, _NOTHING)
+            keep = if_right if source_a is None else if_left if source_b is None else if_both
+            saved = (
+                save(a) if keep[0] else None,
+                save(b) if keep[1] else None,
+                y if keep[2] else None,
+            )
+            return record_one(op, inputs, y, saved)
+        except ValueError as error:
+            _check_broadcast(name, peek(a), peek(b), error)
+            raise
 
     call.__name__ = call.__qualname__ = name
     call.__module__ = "recur.ops"  # where pickle finds it again
     call.__doc__ = doc
     return add_row(op, call, *numpy)
+
+
+def _check_broadcast(name: str, a: Any, b: Any, cause: ValueError) -> None:
+    """Raises `ShapeError` if a and b do not broadcast, with what is meant most often."""
+    left, right = np.shape(a), np.shape(b)
+    try:
+        np.broadcast_shapes(left, right)
+    except ValueError:
+        hint = ""
+        if left[:1] == right[:1]:
+            hint = (
+                " NumPy matches axes from the last one; a bias (out,) over a batch is added by "
+                "ops.affine(W, x, b), or as b[:, None]."
+            )
+        raise ShapeError(f"{name}: shapes {left} and {right} do not broadcast.{hint}") from cause
 
 
 class _General(Op):

@@ -184,7 +184,7 @@ def _gradients(
         grad = _gradient(grads, path, p)
         if grad is None:
             continue
-        if not isinstance(grad, np.ndarray):
+        if not isinstance(grad, np.ndarray) or grad.dtype.kind not in "biuf":
             grad = numeric(f"update: the gradient of {path}", grad)
         if grad.shape != p.shape:
             raise ShapeError(

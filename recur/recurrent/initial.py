@@ -58,6 +58,11 @@ def learned(tree: Any, title: str, learn_init: bool | str | Iterable[str]) -> An
     paths = [path for path, _ in named_leaves(tree, "init")]
     if isinstance(learn_init, bool):
         wanted = set(paths) if learn_init else set()
+    elif not isinstance(learn_init, Iterable):
+        raise TypeError(
+            f"{title}: learn_init is {learn_init!r}, expected True, False, or the names of parts, "
+            'such as ("h",).'
+        )
     else:
         names = [learn_init] if isinstance(learn_init, str) else list(learn_init)
         single = paths == ["init"]

@@ -11,7 +11,7 @@ import numpy as np
 from recur._kernels import Stepper
 from recur.cells import KernelCell
 from recur.errors import StateError
-from recur.module import Stages, in_transaction, register, transaction
+from recur.module import Stages, in_transaction, label, register, transaction
 from recur.recurrent import calls
 from recur.recurrent.carried import Carried
 from recur.recurrent.initial import from_pattern, learned, learned_names, own_init, pattern
@@ -78,10 +78,12 @@ class Recur(Carried):
         on_batch_change: Literal["error", "reset", "broadcast"] = "error",
         strict_dtype: bool = False,
     ) -> None:
-        if not callable(cell):
+        if not callable(cell) or isinstance(cell, (type, Recur)):
+            hint = "; put another Recur around its cell, m.cell" if isinstance(cell, Recur) else ""
+            what = f"the class {cell.__name__}" if isinstance(cell, type) else label(cell)
             raise TypeError(
-                f"Recur: the cell is a {type(cell).__name__}, expected something callable as "
-                "state, y = cell(state, x)."
+                f"Recur: the cell is {what}, expected something callable as "
+                f"state, y = cell(state, x){hint}."
             )
         self.cell: Any = cell
         self.init_grad = init_grad

@@ -31,6 +31,7 @@ from recur.errors import Busy, Gap, RecurError
 from recur.serve.protocol import Stopping, pack_frame, raise_error, read_json, unpack_frame
 
 HISTORY = 1024  # inputs that a client keeps, to send them again
+SESSION = "X-Session-Id"  # by which a cluster finds the replica that has the stream
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 
@@ -120,7 +121,7 @@ class Client:
         self, id: str, method: str, path: str, content: Any = None, *, token: str = ""
     ) -> dict[str, Any]:
         """One call to the server of stream `id`, until it is answered or patience ends."""
-        headers = {"Content-Type": "application/json", "Stream-Token": token}
+        headers = {"Content-Type": "application/json", "Stream-Token": token, SESSION: id}
         if self.bearer is not None:
             headers["Authorization"] = f"Bearer {self.bearer}"
         body = None if content is None else json.dumps(content)
@@ -149,6 +150,9 @@ class Client:
             connection.close()
             connections.pop(server, None)
             raise
+        if answer.status >= 500 and not data.startswith(b'{"error"'):
+            # Not from recur but from what stands before it, whose server has just gone.
+            raise Stopping(f"{server} answered {answer.status}.")
         found = read_json(data) if data else {}
         if answer.status >= 400:
             raise_error(found.get("error"))
@@ -339,7 +343,11 @@ class AsyncStream:
         server = choose(self.servers, self.id)
         address = server.replace("http", "ws", 1).rstrip("/") + "/v1/ws"
         self._socket = await self._websockets.connect(
-            address, ping_interval=10, ping_timeout=10, max_size=None
+            address,
+            additional_headers={SESSION: self.id},
+            ping_interval=10,
+            ping_timeout=10,
+            max_size=None,
         )
         first = {"resume": self.id} if self._opened else {"open": self.id}
         await self._socket.send(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recur.errors import Conflict, Expired
+from recur.errors import Conflict, Expired, Gap
 from recur.streaming.blocks import Places
 from recur.streaming.pool import Pool
 from recur.streaming.rest import Rest
@@ -184,6 +184,28 @@ class StreamPool(Pool):
         block, row = self._blocks.one(slot)
         block["saved"][row] = moment.step
         return slot
+
+    def refresh(self, id: Id) -> bool:
+        """Drops the copy of a stream that has gone on in another pool; tells whether it had."""
+        with self._lock:
+            slot = self._slots.get(id)
+            if slot is None or self.store is None or not isinstance(id, str):
+                return False
+            block, row = self._blocks.one(slot)
+            record = self.store.load(id)
+            if record is not None and record.epoch == block["epoch"][row]:
+                return False
+            self._remove(id)
+            return True
+
+    def replay(self, id: Id, x: Any, number: int | None) -> np.ndarray | None:
+        with self._lock:
+            try:
+                return super().replay(id, x, number)
+            except (Gap, Conflict):  # the number may fit where another pool has brought it
+                if not self.refresh(id):
+                    raise
+                return super().replay(id, x, number)
 
     def close(self, id: Id) -> None:
         """Ends a stream, here and in the store; its memory serves the next.

@@ -83,7 +83,15 @@ class Param(Operand):
             raise TapeError("Param: a recorded Tensor cannot become a parameter. Pass its value.")
         if isinstance(array, Operand):
             array = peek(array)
-        array = np.array(array, order=order)  # kernels read weights row by row, tables by column
+        try:
+            # Kernels read weights row by row, tables by column.
+            array = np.array(array, order=order)
+        except ValueError as error:
+            raise ShapeError(f"{name or 'Param'}: not an array: {error}.") from error
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"{name or 'Param'}: an array of {array.dtype} was given, expected real numbers."
+            )
         if array.dtype.kind != "f":
             array = array.astype(np.float32)
         self.name = name

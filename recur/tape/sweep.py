@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class Sweep:
     def _slot(self, x: Tensor | Param) -> _Slot:
         node = x.node
         if node is None or node.op is LEAF:
-            key = x if isinstance(x, Param) else x.node
+            key: Any = x if node is None else node
             slot = self._leaves.get(key)
             if slot is None:
                 slot = self._leaves[key] = _Slot(x._value)
@@ -176,9 +176,8 @@ class Sweep:
 
         A None (an input that takes no gradient) is passed over.
         """
-        if x is None:
-            return
-        self._slot(x).add(grad, own)
+        if x is not None:
+            self._slot(x).add(grad, own)
 
     def buffer(self, x: Tensor | Param) -> np.ndarray:
         """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""

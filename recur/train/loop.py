@@ -138,6 +138,8 @@ def train(
         raise ValueError(f'train: reset={reset!r}, expected "epoch", "batch" or "never".')
     if validation is None and (patience is not None or keep_best):
         raise ValueError("train: patience and keep_best need validation=.")
+    if isinstance(epochs, bool) or not isinstance(epochs, (int, np.integer)) or epochs < 0:
+        raise ValueError(f"train: epochs is {epochs!r}, expected a number of rounds, 0 or more.")
     run = _Run(
         loss=loss,
         model=model,

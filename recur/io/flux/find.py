@@ -148,19 +148,33 @@ def layers_of(arrays: Sequence[np.ndarray]) -> Struct:
 
     Raises `FormatError` where the shapes leave a choice.
     """
-    layers = []
+    layers: list[Struct] = []
     rest = list(arrays)
+    n_out = None
     while rest:
-        layer = _recurrent(rest) or _dense(rest)
-        if layer is None:
-            shapes = ", ".join(str(a.shape) for a in arrays[:12])
-            raise FormatError(
-                f"the file holds a list of {len(arrays)} arrays, of sizes {shapes}. From array "
-                f"{len(arrays) - len(rest)} on the sizes do not tell which layers these are. "
-                "Build the model in Python and fill it with load_into(model, path)."
+        matrix, *others = rest
+        if n_out is not None and matrix.ndim == 2 and matrix.shape[1] != n_out:
+            raise _no_chain(
+                arrays,
+                rest,
+                f"takes {matrix.shape[1]} features, and the layer before gives {n_out}",
             )
+        recurrent = _recurrent(rest)
+        layer = recurrent or _dense(rest)
+        if layer is None:
+            raise _no_chain(arrays, rest, "and those after it do not tell which layers they are of")
+        n_out = others[0].shape[1] if recurrent else len(matrix)
         layers.append(layer)
     return _named(layers=tuple(layers))
+
+
+def _no_chain(arrays: Sequence[np.ndarray], rest: Sequence[np.ndarray], reason: str) -> FormatError:
+    shapes = ", ".join(str(a.shape) for a in arrays[:12])
+    return FormatError(
+        f"the file holds a list of {len(arrays)} arrays, of sizes {shapes}. Array "
+        f"{len(arrays) - len(rest)} {reason}. Build the model in Python and fill it with "
+        "load_into(model, path)."
+    )
 
 
 def _recurrent(rest: list[np.ndarray]) -> Struct | None:
