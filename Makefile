@@ -15,8 +15,8 @@ SAY := @echo "recur:"
 SOURCES := setup.py pyproject.toml $(shell find recur \( -name '__pycache__' -o -name '*.so' \
 	-o -name '_kernels.c' -o -name '_kernels.html' \) -prune -o -print)
 
-.PHONY: help demo test lint docs bench bench-peers test-all test-lowest test-oracles test-dist dist \
-	run-lowest run-oracles clean FORCE
+.PHONY: help demo test lint docs bench bench-peers test-all test-lowest test-oracles sanitize test-dist \
+	dist run-lowest run-oracles clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
 	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
 	@echo "make test-oracles  the comparisons with torch, onnxruntime and others (downloads them)"
+	@echo "make sanitize      the kernels' tests under AddressSanitizer and UBSan (GCC, Linux)"
 	@echo "make test-dist     the tests of the wheel, made from the sdist, outside this tree"
 	@echo "make dist          dist/*.tar.gz and dist/*.whl"
 	@echo "make clean         remove environments and build products"
@@ -98,6 +99,23 @@ test-oracles:
 
 run-oracles: $(VENV)/recur.installed $(VENV)/oracles.group
 	$(BIN)/pytest -m oracle --no-skips $(ARGS)
+
+# A second build, which only the tests started here see.  Leaks are not looked for: Python itself
+# keeps memory to its end.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+$(VENV)/sanitized/made: $(VENV)/made-by $(SOURCES)
+	$(SAY) "building recur with $(SANITIZERS) into $(VENV)/sanitized"
+	@rm -rf build recur/_kernels.c $(VENV)/sanitized
+	@RECUR_DEBUG=1 CFLAGS="$(SANITIZERS) -fno-omit-frame-pointer" LDFLAGS="$(SANITIZERS)" \
+		$(PIP) --no-deps --no-cache-dir --target $(VENV)/sanitized .
+	@rm -rf build recur/_kernels.c  # with the checks of RECUR_DEBUG in it
+	@touch $@
+
+sanitize: $(VENV)/sanitized/made $(VENV)/recur.installed $(VENV)/test.group
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$(abspath $(VENV))/sanitized" \
+		$(BIN)/pytest tests/test_kernels_*.py $(ARGS)
 
 dist: $(VENV)/made-by $(VENV)/dist.group
 	$(SAY) "building the sdist, and the wheel from it, into dist/"

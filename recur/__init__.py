@@ -1,26 +1,11 @@
 """Recurrent networks on the CPU: Flux.jl's recurrent API on a small tape and BLAS kernels."""
 
-from recur import (
-    data,
-    extra_cells,
-    inspect,
-    io,
-    losses,
-    ops,
-    optim,
-    regularise,
-    streaming,
-)
+from typing import TYPE_CHECKING
+
+from recur import data, io, losses, ops, optim
 from recur._kernels import get_num_threads, set_num_threads
 from recur._version import __version__
-from recur.cells import (
-    Cell,
-    GRUCell,
-    GRUv3Cell,
-    LSTMCell,
-    LSTMState,
-    RNNCell,
-)
+from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell
 from recur.compress import compress
 from recur.data import (
     DataLoader,
@@ -52,14 +37,7 @@ from recur.errors import (
     UnknownParameter,
     UnknownStream,
 )
-from recur.gradients import (
-    Gradients,
-    flatten_parameters,
-    gradient,
-    withgradient,
-    zero_grad,
-)
-from recur.inspect import gradcheck
+from recur.gradients import Gradients, flatten_parameters, gradient, withgradient, zero_grad
 from recur.io.model import load, save
 from recur.layers import (
     BatchNorm,
@@ -186,31 +164,57 @@ from recur.recurrent import (
     tbptt,
     truncate,
 )
-from recur.regularise import (
-    EmbeddingDropout,
-    LockedDropout,
-    TiedDense,
-    WeightDrop,
-    Zoneout,
-    activity_penalty,
-    resample,
-    temporal_activity_penalty,
-)
-from recur.streaming import (
-    Stream,
-    StreamPool,
-)
-from recur.streaming.drift import drift
-from recur.tape import (
-    Param,
-    Tape,
-    Tensor,
-    paused,
-    value,
-)
-from recur.train import (
-    train,
-)
+from recur.tape import Param, Tape, Tensor, paused, value
+from recur.train import train
+
+# Rooms that few programs enter are opened when one of their names is first used (PEP 562), as all
+# together they would double the time that `import recur` takes.  Type checkers read the imports,
+# Python the table.
+if TYPE_CHECKING:
+    from recur import extra_cells, inspect, regularise, streaming
+    from recur.inspect.gradcheck import gradcheck
+    from recur.regularise import (
+        EmbeddingDropout,
+        LockedDropout,
+        TiedDense,
+        WeightDrop,
+        Zoneout,
+        activity_penalty,
+        resample,
+        temporal_activity_penalty,
+    )
+    from recur.streaming import Stream, StreamPool, drift
+else:
+    _LATER = {
+        "extra_cells": (),
+        "inspect": ("gradcheck",),
+        "regularise": (
+            "EmbeddingDropout",
+            "LockedDropout",
+            "TiedDense",
+            "WeightDrop",
+            "Zoneout",
+            "activity_penalty",
+            "resample",
+            "temporal_activity_penalty",
+        ),
+        "streaming": ("Stream", "StreamPool", "drift"),
+    }
+    _ROOM_OF = {name: room for room, names in _LATER.items() for name in (room, *names)}
+
+    def __getattr__(name):
+        if name not in _ROOM_OF:
+            raise AttributeError(f"module 'recur' has no attribute {name!r}")
+        import importlib
+
+        room = importlib.import_module(f"recur.{_ROOM_OF[name]}")
+        found = room if name in _LATER else getattr(room, name)
+        globals()[name] = found  # asked only once
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *_ROOM_OF})
+
 
 __all__ = [
     "ASGD",

@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from julia_writer import I32, NT, Bson, Jld2, S, Sym, T, bson_bytes, fn, type_of
 
 from recur import ops
+from recur.__main__ import main
 from recur.cells import GRUv3Cell
 from recur.errors import FormatError, RecurError, ShapeError, StateError
 from recur.io import _hdf5, flux
 from recur.io.flux import values
+from recur.io.model import load
 from recur.layers import Chain, Dense, Dropout, Embedding, LayerNorm
 from recur.module import Module, named_params, params, state_dict, testmode
 from recur.recurrent import GRU, LSTM, RNN, GRUv3
@@ -812,6 +814,61 @@ def test_every_real_file_can_be_described():
     for path in sorted([*REAL.glob("*.bson"), *REAL.glob("*.jld2")]):
         text = flux.describe(path)
         assert "load builds" in text
+
+
+# What stands in the way of `recur convert`; the other files become models.
+NOT_CONVERTED = {
+    "bsonjl_test": "no variable of the file is a model of Flux",
+    "bsonjl_test_41_from_32bit": "no variable of the file is a model of Flux",
+    "bsonjl_test_41_from_64bit": "no variable of the file is a model of Flux",
+    "bsonjl_test_MultiDimsArray_from_64bit": "no variable of the file is a model of Flux",
+    "flux_xy_arrays": "no variable of the file is a model of Flux: x (an array of float32",
+    "deepcorrections_weightlist": "Array 4 takes 2 features, and the layer before gives 4",
+    "dnc_lstm_flux010": "its cell is a DNC.DNCCell, which is none of Flux's own",
+    "flux_docs_checkpoint_state": "layers.0.act: the file does not hold this function",
+    "seq2seq_letter_model": "a seq2seq, which is not one of Flux's layers",
+    "seq2seq_model": "a seq2seq, which is not one of Flux's layers",
+}
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real files are not here")
+def test_the_command_shows_every_real_file_and_converts_it_or_says_why_not(tmp_path, capsys):
+    converted = []
+    for path in sorted([*REAL.glob("*.bson"), *REAL.glob("*.jld2")]):
+        assert main(["info", str(path)]) == 0
+        assert "load builds" in capsys.readouterr().out
+        target = tmp_path / f"{path.stem}.safetensors"
+        code = main(["convert", str(path), str(target)])
+        out, err = capsys.readouterr()
+        if path.stem in NOT_CONVERTED:
+            assert (code, out) == (1, "") and NOT_CONVERTED[path.stem] in err
+            assert not target.exists()
+        else:
+            assert (code, err) == (0, "") and out.startswith(f"{target}: Chain(Dense(")
+            model = flux.load(path)
+            x = np.linspace(-1, 1, model[0].weight.shape[1], dtype="f4")
+            np.testing.assert_array_equal(load(target)(x), model(x))
+            converted.append(path.stem)
+    assert converted == ["flux_docs_mymodel", "mcreel_tracker_dense"]
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real files are not here")
+@pytest.mark.parametrize(
+    ("file", "options", "built"),
+    [
+        ("dnc_lstm_flux010", ["--name", "model.cell.0", "--resume"], "Recur(LSTMCell(8 => 27))"),
+        (
+            "flux_docs_checkpoint_state",
+            ["--act", "layers.0.act=relu", "--act", "layers.1.act=identity"],
+            "Chain(Dense(1 => 2, relu), Dense(2 => 1))",
+        ),
+    ],
+)
+def test_what_a_real_file_lacks_is_given_to_convert(file, options, built, tmp_path, capsys):
+    target = tmp_path / "model.safetensors"
+    assert main(["convert", str(REAL / f"{file}.bson"), str(target), *options]) == 0
+    assert capsys.readouterr().out == f"{target}: {built}\n"
+    assert repr(load(target)) == built
 
 
 # ---- damaged files ---------------------------------------------------------------------------

@@ -435,9 +435,11 @@ def test_threads_may_share_a_pool(rng):
 
 
 def test_no_streams_are_no_step():
+    assert StreamPool(LSTM(1, 1)), "an empty pool is true"
     pool, names = opened(models()["two layers"], 2)
     pool.step(names, np.ones((5, 2)))
     assert pool.step([], np.empty((5, 0))).shape == (3, 0)
+    assert pool.step([], np.empty((5, 0)), numbers=np.empty(0, int)).shape == (3, 0)
     assert pool.snapshot([]) == {} and pool.steps([]).shape == (0,)
 
 

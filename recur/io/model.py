@@ -122,6 +122,9 @@ def arrays_of(model: Any, include_state: bool) -> dict[str, np.ndarray]:
 
 def unpack(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], name: str) -> Module:
     """Build the model of a file named `name`.  Raises FormatError as `load` does."""
+    # A file may name their layers, which are registered once they are imported.
+    from recur import extra_cells, regularise  # noqa: F401
+
     check_format(metadata, name)
     own = {path: array for path, array in arrays.items() if not path.startswith(EXTRA)}
     try:

@@ -157,6 +157,8 @@ def _indices(rows: Any) -> Any:
 def hashes(rows: np.ndarray) -> np.ndarray:
     """A hash of each row, (n,) uint64, never 0; rows (n, ...) of any dtype."""
     n = len(rows)
+    if n == 0:
+        return np.empty(0, np.uint64)
     words = np.ascontiguousarray(rows).reshape(n, -1).view(np.uint8)
     padded = np.zeros((n, -(-max(words.shape[1], 1) // 4) * 4), np.uint8)
     padded[:, : words.shape[1]] = words

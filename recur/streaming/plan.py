@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -372,6 +373,12 @@ class Plan:
         return stepper if same else None
 
     # ------------------------------------------------------------ what it is
+
+    @functools.cached_property
+    def description(self) -> bytes:
+        """The parts of a state as JSON."""
+        parts = [[part.path, part.name, part.size, part.dtype.name] for part in self.parts]
+        return json.dumps(parts, separators=(",", ":")).encode()
 
     @property
     def architecture(self) -> bytes:

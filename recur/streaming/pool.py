@@ -13,7 +13,7 @@ from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownSt
 from recur.streaming.blocks import Blocks, Name, Places, hashes, rows_of
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
-from recur.streaming.slots import Id, Slots, listed
+from recur.streaming.slots import Id, Slots, check_tag, listed
 from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
 from recur.streaming.stages import Scratch
 
@@ -71,6 +71,9 @@ class Pool:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __bool__(self) -> bool:
+        return True  # a pool without streams is still a pool
+
     def __contains__(self, id: Id) -> bool:
         return id in self._slots
 
@@ -91,9 +94,8 @@ class Pool:
         Raises `Conflict` if the stream is there and `takeover` is not set, `Busy` if the pool is
         full.  Nothing was changed then.
         """
-        if len(tag) != 16:
-            raise ValueError(f"{self.title}: tag has {len(tag)} bytes, expected 16.")
         with self._lock:
+            check_tag(self.title, tag)
             if id in self._slots:
                 if not takeover:
                     raise Conflict(
@@ -380,7 +382,7 @@ class Pool:
     ) -> np.ndarray:
         """Steps these streams and notes everything about it; answers (N, n_out), new."""
         if places.count == 0:
-            return self._nothing(rows)
+            return self._nothing()
         answers = np.array(self._stepped(places, rows))
         self._know_answer(answers.shape[1:], answers.dtype)
         self._blocks.put("answer", places, answers)
@@ -416,7 +418,7 @@ class Pool:
     def _finished(self, names: Sequence[Id], places: Places) -> None:
         """Called after every step."""
 
-    def _nothing(self, rows: np.ndarray) -> np.ndarray:
+    def _nothing(self) -> np.ndarray:
         shape, dtype = self._blocks.columns.get("answer", ((0,), self.plan.dtype))
         return np.empty((0, *shape), dtype)
 
@@ -437,7 +439,7 @@ class Pool:
         with self._lock:
             names, places = self._resolve(ids)
             for i, row in enumerate(self._rest.rows()):
-                self._blocks.put(i, places, row[0] if places.count == 1 else _over(row, places))
+                self._blocks.put(i, places, np.broadcast_to(row, (places.count, row.shape[1])))
             self._blocks.put("step", places, 0)
             self._blocks.put("answered", places, False)
             self._blocks.put("digest", places, 0)
@@ -512,7 +514,3 @@ class Pool:
                 )
             for id, moment in moments.items():
                 self._place(id, moment, self._new_epoch(id))
-
-
-def _over(row: np.ndarray, places: Places) -> np.ndarray:
-    return np.broadcast_to(row, (places.count, row.shape[1]))

@@ -35,3 +35,9 @@ def listed(ids: Any) -> Iterable[Id]:
     if isinstance(ids, (str, bytes)):
         raise TypeError(f"ids is {ids!r}, expected a list of streams.")
     return ids
+
+
+def check_tag(title: str, tag: bytes) -> None:
+    """Raises `ValueError` unless the tag of a stream has its 16 bytes."""
+    if len(tag) != 16:
+        raise ValueError(f"{title}: tag has {len(tag)} bytes, expected 16.")

@@ -24,7 +24,7 @@ import hmac
 import json
 import math
 import struct
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,7 +62,7 @@ class Moment:
 def pack(plan: Plan, moment: Moment, key: bytes | None = None) -> bytes:
     """The bytes of a stream of this model; with `key` they are signed."""
     flags = (_SIGNED if key is not None else 0) | (_ANSWERED if moment.answer is not None else 0)
-    description = describe(plan)
+    description = plan.description
     head = _HEAD.pack(
         _MAGIC,
         VERSION,
@@ -77,7 +77,7 @@ def pack(plan: Plan, moment: Moment, key: bytes | None = None) -> bytes:
     pieces = [head, description]
     pieces += [_little(part).tobytes() for part in moment.state]
     if moment.answer is not None:
-        answer = _little(moment.answer)
+        answer = _little(np.asarray(moment.answer))
         pieces.append(answer.dtype.str.encode())
         pieces.append(struct.pack(f"<B{answer.ndim}I", answer.ndim, *answer.shape))
         pieces.append(answer.tobytes())
@@ -106,7 +106,7 @@ def unpack(
             f"{name} has format version {version}, expected {VERSION}. Nothing was changed."
         )
     _check_signature(name, body, checksum, bool(flags & _SIGNED), key)
-    description = describe(plan)
+    description = plan.description
     if body[_HEAD.size : _HEAD.size + length] != description:
         raise FormatError(
             f"{name} is of another model: {_difference(body, length, plan)}. Nothing was changed."
@@ -134,12 +134,6 @@ def unpack(
     if step < 0:
         raise FormatError(f"{name} has step number {step}. Nothing was changed.")
     return Moment(state, step, answer, digest, tag)
-
-
-def describe(plan: Plan) -> bytes:
-    """The parts of a state as JSON."""
-    parts = [[part.path, part.name, part.size, part.dtype.name] for part in plan.parts]
-    return json.dumps(parts, separators=(",", ":")).encode()
 
 
 def _difference(body: bytes, length: int, plan: Plan) -> str:
@@ -189,6 +183,7 @@ def _answer(name: str, data: bytes) -> np.ndarray:
     return flat.reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _little(array: Sequence[float] | np.ndarray) -> np.ndarray:
-    array = np.asarray(array)
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+def _little(array: np.ndarray) -> np.ndarray:
+    if sys.byteorder == "little":
+        return array
+    return array.astype(array.dtype.newbyteorder("<"))

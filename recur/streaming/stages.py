@@ -72,12 +72,12 @@ class CellStage(Stage):
 
     def step(self, x: Any, state: State, scratch: Scratch) -> Any:
         mine = tuple(state[self.place])
-        x = self._input(x)
         kernel = self._kernel()
         if kernel is not None:
-            kernel.step(x, *mine, out=mine)
+            kernel.step(self._input(x, kernel.dtype), *mine, out=mine)
             return mine[0].copy() if self.again else mine[0]
         refuse_active(self.cell)
+        x = self._input(x, self.cell.dtype)
         new, y = self.cell.run_step(x.T, tuple(part.T for part in mine))
         for part, moved in zip(mine, new, strict=True):
             part[...] = moved.T
@@ -85,15 +85,16 @@ class CellStage(Stage):
 
     def run(self, X: Any, state: State) -> Any:
         mine = state[self.place]
-        Y, new = self._kernel().sequence(self._input(X), *mine)
+        kernel = self._kernel()
+        Y, new = kernel.sequence(self._input(X, kernel.dtype), *mine)
         for part, moved in zip(mine, new, strict=True):
             part[...] = moved
         return Y
 
-    def _input(self, x: Any) -> Any:
+    def _input(self, x: Any, dtype: np.dtype) -> Any:
         if self.again:
-            return np.array(x, self.cell.dtype, order="C")  # it may be the state that is written
-        return np.ascontiguousarray(x, self.cell.dtype)
+            return np.array(x, dtype, order="C")  # it may be the state that is written
+        return np.ascontiguousarray(x, dtype)
 
     def kernels(self) -> list[Any] | None:
         kernel = None if self.again else self._kernel()
