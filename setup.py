@@ -19,7 +19,7 @@ DEBUG = os.environ.get("RECUR_DEBUG", "") not in ("", "0")
 # path: (bytes of a register, registers, flags)
 PATHS_X86_64 = {
     "baseline": (16, 16, []),
-    "avx2": (32, 16, ["-mavx2", "-mfma"]),
+    "avx2": (32, 16, ["-mavx2", "-mfma", "-mf16c"]),
     "avx512": (64, 32, ["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"]),
 }
 PATHS_ARM64 = {"neon": (16, 32, [])}

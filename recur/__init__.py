@@ -6,6 +6,7 @@ from recur import data, io, losses, ops, optim
 from recur._kernels import get_num_threads, set_num_threads
 from recur._version import __version__
 from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell
+from recur.compress import compress
 from recur.data import (
     DataLoader,
     batch,
@@ -182,7 +183,7 @@ if TYPE_CHECKING:
         resample,
         temporal_activity_penalty,
     )
-    from recur.streaming import Stream, StreamPool
+    from recur.streaming import Stream, StreamPool, drift
 else:
     _LATER = {
         "extra_cells": (),
@@ -197,7 +198,7 @@ else:
             "resample",
             "temporal_activity_penalty",
         ),
-        "streaming": ("Stream", "StreamPool"),
+        "streaming": ("Stream", "StreamPool", "drift"),
     }
     _ROOM_OF = {name: room for room, names in _LATER.items() for name in (room, *names)}
 
@@ -304,9 +305,11 @@ __all__ = [
     "buffers",
     "celu",
     "chunk",
+    "compress",
     "custom_grad",
     "data",
     "destructure",
+    "drift",
     "elu",
     "extra_cells",
     "f32",

@@ -28,6 +28,7 @@ State: TypeAlias = tuple[Array, ...]
 StateGradient: TypeAlias = tuple[Array | None, ...]
 Operands: TypeAlias = dict[str, tuple[Any, ...]]
 GateName: TypeAlias = Literal["sigmoid", "hard_sigmoid"]
+Storage: TypeAlias = Literal["bfloat16", "float16", "int8"]
 ActivationName: TypeAlias = Literal["tanh", "relu", "sigmoid", "identity", "hard_sigmoid"]
 
 class CellKernel:
@@ -37,6 +38,10 @@ class CellKernel:
     writes to the arrays do not reach it.  The packed form of the backward products is built at the
     first backward, once, under a lock.
 
+    storage  how the matrices of a float32 kernel are held: "bfloat16", "float16", or "int8" with a
+             scale for each row.  They are widened in registers; sums are float32, and int8's whole
+             numbers are summed before they are scaled and the bias is added.  Such a kernel has no
+             backward.  ValueError for a weight that is not finite or too large.  None: as given
     state    tuple of `n_states` arrays (B, H): (h,), and (h, c) for LSTM
     dstate   gradients of a state: the same tuple, where None stands for zeros
     operands the weights' gradients, not yet multiplied out.  name -> one of
@@ -53,7 +58,11 @@ class CellKernel:
     n_out: int
     n_states: int
     dtype: np.dtype[Any]
+    storage: Storage | None
     gradient_names: tuple[str, ...]
+
+    def matrices(self) -> dict[str, Array]:
+        """Copies of Wi, Wh and Whh as the packed weights stand for them, in the kernel's dtype."""
 
     def step(self, x: Array, *state: Array, out: State | None = None) -> State:
         """One step.  x (B, I); returns the next state.
@@ -136,6 +145,7 @@ class RNNKernel(CellKernel):
         b: Array | None = None,
         *,
         act: Literal["tanh", "relu", "sigmoid", "identity"] = "tanh",
+        storage: Storage | None = None,
     ) -> None: ...
 
 @final
@@ -155,6 +165,7 @@ class LSTMKernel(CellKernel):
         *,
         peephole: Array | None = None,
         gate: GateName = "sigmoid",
+        storage: Storage | None = None,
     ) -> None: ...
 
 @final
@@ -173,6 +184,7 @@ class GRUKernel(CellKernel):
         *,
         bh: Array | None = None,
         gate: GateName = "sigmoid",
+        storage: Storage | None = None,
     ) -> None: ...
 
 @final
@@ -191,6 +203,7 @@ class GRUv3Kernel(CellKernel):
         *,
         Whh: Array,
         gate: GateName = "sigmoid",
+        storage: Storage | None = None,
     ) -> None: ...
 
 @final
@@ -200,8 +213,14 @@ class AffineKernel:
     n_in: int
     n_out: int
     dtype: np.dtype[Any]
+    storage: Storage | None
 
-    def __init__(self, W: Array, b: Array | None = None) -> None: ...
+    def __init__(
+        self, W: Array, b: Array | None = None, *, storage: Storage | None = None
+    ) -> None: ...
+    def matrices(self) -> dict[str, Array]:
+        """A copy of W as the packed weights stand for it."""
+
     def apply(self, x: Array, out: Array | None = None) -> Array:
         """x (N, I) -> (N, R), the same bits for any N.  out must not overlap x."""
 

@@ -25,7 +25,7 @@ FLOORS = {
     "module": 3,
     **dict.fromkeys(["gradients", "cells", "losses", "optim"], 4),
     **dict.fromkeys(["recurrent", "layers"], 5),
-    **dict.fromkeys(["regularise", "extra_cells"], 6),
+    **dict.fromkeys(["regularise", "extra_cells", "compress"], 6),
     **dict.fromkeys(["data", "streaming", "io", "inspect"], 7),
     "train": 8,
     "serve": 9,

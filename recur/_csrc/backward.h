@@ -141,7 +141,7 @@ INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(blo
     NAME(fetch_saved)(s, b);
     if (s->dg_next)
         NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,
-                   (const REAL *)s->cell->wh_back + b->panel * depth * width, acc, width);
+                   (const REAL *)s->cell->wh_back + b->panel * depth * width, depth * width, acc, width);
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;
@@ -177,7 +177,7 @@ static void NAME(reset_block)(const void *job, const NAME(block) *b) {
     ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(start_block)(b, NULL, width, acc, width);
     NAME(feed)(2, b->rows, b->panels, s->dg + 2 * H + b->row * s->columns, s->columns, H,
-               (const REAL *)s->cell->whh_back + b->panel * H * width, acc, width);
+               (const REAL *)s->cell->whh_back + b->panel * H * width, H * width, acc, width);
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;

@@ -32,6 +32,9 @@ cdef class CellKernel:
     Operands stand for weight gradients not yet multiplied out: a name gives (dg (N, rows),
     x (N, cols)) for dg.T @ x, (dg,) for dg.sum(0), or ("dense", array); N is B for a step, T * B
     for a sequence.  They may be column slices and may share memory with `saved`, x and states.
+
+    storage  "bfloat16", "float16" or "int8" with a scale for each row: how the matrices of a
+             float32 kernel are held, which then runs forward only.  None: as they are given
     """
 
     cdef recur_cell cell
@@ -40,6 +43,7 @@ cdef class CellKernel:
     cdef readonly Py_ssize_t n_out
     cdef readonly int n_states
     cdef readonly object dtype
+    cdef readonly object storage
     cdef readonly tuple gradient_names
     cdef int typenum
     cdef bint is_double
@@ -53,10 +57,11 @@ cdef class CellKernel:
         if type(self) is CellKernel:
             raise TypeError("CellKernel is a base class: build one of the four cells")
 
-    cdef void setup(self, str cell_name, int kind, int act, Wi, Wh, b) except *:
+    cdef void setup(self, str cell_name, int kind, int act, Wi, Wh, b, storage) except *:
         self.typenum = float_type("Wi", Wi)
         self.is_double = self.typenum == cnp.NPY_FLOAT64
-        self.table = table_of(self.typenum)
+        self.table = table_for(self.typenum, storage)
+        self.storage = storage
         self.dtype = Wi.dtype
         self.buffers = []
         self.lock = threading.Lock()
@@ -79,11 +84,17 @@ cdef class CellKernel:
         if b is not None:
             check_1d("b", b, self.typenum, rows)
         m = recur_input_layout(kind, self.n_in, H)
-        self.cell.wi = self.pack(&m, Wi, self.n_in, 1)
-        self.cell.wh = self.pack(&wh, Wh, H, 1)
+        self.cell.wi = self.hold(&m, "Wi", Wi)
+        self.cell.wh = self.hold(&wh, "Wh", Wh)
         m.depth = 1
         self.cell.bias = self.pack(&m, b, 1, 1)
         self.gradient_names = ("Wi", "Wh") + (() if b is None else ("b",))
+
+    cdef const void *hold(self, const recur_layout *m, str name, cnp.ndarray w) except NULL:
+        """Packed copy of a weight matrix, as `storage` has it."""
+        cdef Buffer buffer = packed_weights(self.table, m, name, w, self.storage)
+        self.buffers.append(buffer)
+        return buffer.data
 
     cdef const void *pack(self, const recur_layout *m, cnp.ndarray w, Py_ssize_t row_step,
                           Py_ssize_t depth_step) except NULL:
@@ -102,8 +113,21 @@ cdef class CellKernel:
         self.table.unpack(m, packed, cnp.PyArray_DATA(w))
         return w
 
+    def matrices(self):
+        """Copies of the matrices that the packed weights stand for, by name: Wi, Wh, Whh."""
+        cdef recur_layout m = recur_input_layout(self.cell.kind, self.n_in, self.n_out)
+        found = {"Wi": self.unpack(&m, self.cell.wi)}
+        m = recur_hidden_layout(self.cell.kind, self.n_out)
+        found["Wh"] = self.unpack(&m, self.cell.wh)
+        if self.cell.whh != NULL:
+            m = recur_plain_layout(self.n_out, self.n_out)
+            found["Whh"] = self.unpack(&m, self.cell.whh)
+        return found
+
     cdef void pack_backward(self) except *:
         """Pack the transposes that the backward multiplies with; once, by one thread."""
+        if self.storage is not None:
+            raise ValueError(f"weights held as {self.storage} have no backward")
         with self.lock:
             if self.has_backward:
                 return
@@ -500,10 +524,10 @@ cdef class RNNKernel(CellKernel):
     ValueError, TypeError on arrays that do not fit.
     """
 
-    def __cinit__(self, Wi, Wh, b=None, *, act="tanh"):
+    def __cinit__(self, Wi, Wh, b=None, *, act="tanh", storage=None):
         if act == "hard_sigmoid":
             raise ValueError(f"act is {act!r}, expected 'tanh', 'relu', 'sigmoid' or 'identity'")
-        self.setup("RNNKernel", RECUR_RNN, activation(act), Wi, Wh, b)
+        self.setup("RNNKernel", RECUR_RNN, activation(act), Wi, Wh, b, storage)
 
 
 @cython.final
@@ -516,8 +540,8 @@ cdef class LSTMKernel(CellKernel):
     ValueError, TypeError on arrays that do not fit.
     """
 
-    def __cinit__(self, Wi, Wh, b=None, *, peephole=None, gate="sigmoid"):
-        self.setup("LSTMKernel", RECUR_LSTM, gate_function(gate), Wi, Wh, b)
+    def __cinit__(self, Wi, Wh, b=None, *, peephole=None, gate="sigmoid", storage=None):
+        self.setup("LSTMKernel", RECUR_LSTM, gate_function(gate), Wi, Wh, b, storage)
         if peephole is not None:
             check_2d("peephole", peephole, self.typenum, 3, self.n_out)
             self.cell.peephole = self.pack_peephole(peephole)
@@ -543,8 +567,8 @@ cdef class GRUKernel(CellKernel):
     ValueError, TypeError on arrays that do not fit.
     """
 
-    def __cinit__(self, Wi, Wh, b=None, *, bh=None, gate="sigmoid"):
-        self.setup("GRUKernel", RECUR_GRU, gate_function(gate), Wi, Wh, b)
+    def __cinit__(self, Wi, Wh, b=None, *, bh=None, gate="sigmoid", storage=None):
+        self.setup("GRUKernel", RECUR_GRU, gate_function(gate), Wi, Wh, b, storage)
         cdef recur_layout row = recur_layout(1, 1, self.n_out, 1)
         if bh is not None:
             check_1d("bh", bh, self.typenum, self.n_out)
@@ -561,9 +585,9 @@ cdef class GRUv3Kernel(CellKernel):
     ValueError, TypeError on arrays that do not fit.
     """
 
-    def __cinit__(self, Wi, Wh, b=None, *, Whh, gate="sigmoid"):
-        self.setup("GRUv3Kernel", RECUR_GRUV3, gate_function(gate), Wi, Wh, b)
+    def __cinit__(self, Wi, Wh, b=None, *, Whh, gate="sigmoid", storage=None):
+        self.setup("GRUv3Kernel", RECUR_GRUV3, gate_function(gate), Wi, Wh, b, storage)
         check_2d("Whh", Whh, self.typenum, self.n_out, self.n_out)
         cdef recur_layout m = recur_plain_layout(self.n_out, self.n_out)
-        self.cell.whh = self.pack(&m, Whh, self.n_out, 1)
+        self.cell.whh = self.hold(&m, "Whh", Whh)
         self.gradient_names += ("Whh",)

@@ -4,6 +4,9 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
+#ifdef HAVE_avx2
+#include <cpuid.h>
+#endif
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -32,7 +35,9 @@
 #endif
 #define RECUR_TARGETS(X) X(plain) IF_baseline(X) IF_neon(X) IF_avx2(X) IF_avx512(X)
 
-#define DECLARE(path) extern const recur_table recur_table__f32_##path, recur_table__f64_##path;
+#define DECLARE(path)                                                                  \
+    extern const recur_table recur_table__f32_##path, recur_table__f64_##path,         \
+        recur_table__bf16_##path, recur_table__f16_##path, recur_table__int8_##path;
 RECUR_TARGETS(DECLARE)
 
 static int can_run_plain(void) { return 1; }
@@ -43,7 +48,13 @@ static int can_run_baseline(void) { return 1; }
 static int can_run_neon(void) { return 1; }
 #endif
 #ifdef HAVE_avx2
-static int can_run_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int has_f16c(void) { /* not every compiler that this builds with knows its name */
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+static int can_run_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
 #endif
 #ifdef HAVE_avx512
 static int can_run_avx512(void) {
@@ -54,9 +65,13 @@ static int can_run_avx512(void) {
 
 static const struct {
     int (*can_run)(void);
-    const recur_table *tables[2];
+    const recur_table *tables[RECUR_FORMATS];
 } paths[] = {
-#define ROW(path) {can_run_##path, {&recur_table__f32_##path, &recur_table__f64_##path}},
+#define ROW(path)                                                              \
+    {can_run_##path,                                                           \
+     {[RECUR_F32] = &recur_table__f32_##path, [RECUR_F64] = &recur_table__f64_##path, \
+      [RECUR_BF16] = &recur_table__bf16_##path, [RECUR_F16] = &recur_table__f16_##path, \
+      [RECUR_INT8] = &recur_table__int8_##path}},
     RECUR_TARGETS(ROW)
 };
 
@@ -66,13 +81,13 @@ int recur_path_count(void) {
     return count;
 }
 
-const recur_table *recur_path_table(int path, int is_double) {
+const recur_table *recur_path_table(int path, int format) {
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
-        if (paths[i].can_run() && path-- == 0) return paths[i].tables[is_double];
+        if (paths[i].can_run() && path-- == 0) return paths[i].tables[format];
     return NULL;
 }
 
-const char *recur_path_name(int path) { return recur_path_table(path, 0)->name; }
+const char *recur_path_name(int path) { return recur_path_table(path, RECUR_F32)->name; }
 
 recur_layout recur_input_layout(int kind, ptrdiff_t n_in, ptrdiff_t n_hidden) {
     const int gates = kind == RECUR_LSTM ? 4 : kind == RECUR_RNN ? 1 : 3;

@@ -122,8 +122,7 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
     ALIGNED REAL nx[ROW_BLOCK * LANES]; /* GRU */
     if (s->x) {
         NAME(start_block)(b, cell->bias, width, acc, width);
-        NAME(feed)(vectors, b->rows, b->panels, s->x + b->row * cell->n_in, cell->n_in, cell->n_in,
-                   (const REAL *)cell->wi + b->panel * cell->n_in * width, acc, width);
+        NAME(multiply)(vectors, b, s->x, cell->n_in, cell->n_in, cell->wi, acc, width);
     } else {
         NAME(load_block)(&wi, b, s->projected, acc, width);
     }
@@ -134,8 +133,7 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
             NAME(store)(nx + e * LANES, NAME(load)(n));
             NAME(store)(n, NAME(load)((const REAL *)cell->bias_h + panel * LANES));
         }
-    NAME(feed)(h_vectors, b->rows, b->panels, s->h + b->row * s->hidden, s->hidden, s->hidden,
-               (const REAL *)cell->wh + b->panel * s->hidden * h_vectors * LANES, acc, width);
+    NAME(multiply)(h_vectors, b, s->h, s->hidden, s->hidden, cell->wh, acc, width);
     for (ptrdiff_t e = 0; e < entries; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
         const ptrdiff_t u = panel * unit_vectors * LANES;
@@ -161,8 +159,7 @@ static void NAME(candidate_block)(const void *job, const NAME(block) *b) {
     const ptrdiff_t width = 2 * LANES;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
     NAME(load_block)(&whh, b, s->nx, acc, width);
-    NAME(feed)(2, b->rows, b->panels, s->rh + b->row * s->hidden, s->hidden, s->hidden,
-               (const REAL *)s->cell->whh + b->panel * s->hidden * width, acc, width);
+    NAME(multiply)(2, b, s->rh, s->hidden, s->hidden, s->cell->whh, acc, width);
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++)
         NAME(gruv3_units)(s, b->row + (b->panels == 1 ? e : 0), (b->panel + (b->panels == 1 ? 0 : e)) * width,
                           acc + e * width);

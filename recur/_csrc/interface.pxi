@@ -3,6 +3,7 @@
 cdef extern from "recur.h" nogil:
     enum:
         RECUR_RNN, RECUR_LSTM, RECUR_GRU, RECUR_GRUV3
+        RECUR_F32, RECUR_F64, RECUR_BF16, RECUR_F16, RECUR_INT8, RECUR_FORMATS
         RECUR_IDENTITY, RECUR_TANH, RECUR_RELU, RECUR_SIGMOID, RECUR_HARD_SIGMOID
 
     ctypedef struct recur_layout:
@@ -73,6 +74,9 @@ cdef extern from "recur.h" nogil:
         Py_ssize_t (*panel_width)(const recur_layout *) noexcept nogil
         void (*pack)(const recur_layout *, const void *, Py_ssize_t, Py_ssize_t,
                      void *) noexcept nogil
+        Py_ssize_t (*weights_size)(const recur_layout *) noexcept nogil
+        void (*pack_weights)(const recur_layout *, const void *, Py_ssize_t, Py_ssize_t,
+                             void *) noexcept nogil
         void (*unpack)(const recur_layout *, const void *, void *) noexcept nogil
         void (*product)(const recur_layout *, const void *, const void *, const void *,
                         const void *, Py_ssize_t, Py_ssize_t, void *, int, int) noexcept nogil

@@ -2,6 +2,7 @@
 
 cdef const recur_table *TABLE_F32
 cdef const recur_table *TABLE_F64
+cdef const recur_table *TABLES[RECUR_FORMATS]
 cdef int thread_count = 1
 
 
@@ -35,8 +36,10 @@ cdef void choose_path() except *:
     if name not in paths:
         raise ImportError(
             f"RECUR_ARCH is {name!r}, expected one that this machine can run: {', '.join(paths)}")
-    TABLE_F32 = recur_path_table(paths.index(name), 0)
-    TABLE_F64 = recur_path_table(paths.index(name), 1)
+    cdef int path = paths.index(name), i
+    for i in range(RECUR_FORMATS):
+        TABLES[i] = recur_path_table(path, i)
+    TABLE_F32, TABLE_F64 = TABLES[<int>RECUR_F32], TABLES[<int>RECUR_F64]
 
 
 cdef void choose_threads() except *:

@@ -97,7 +97,7 @@ cdef inline cnp.ndarray empty_3d(int typenum, Py_ssize_t n, Py_ssize_t m, Py_ssi
 
 
 cdef inline Py_ssize_t packed_size(const recur_table *table, const recur_layout *m) noexcept:
-    """Bytes of a packed matrix."""
+    """Bytes of a matrix packed in the numbers of x."""
     return table.panels(m) * table.panel_width(m) * m.depth * table.item
 
 
@@ -112,6 +112,39 @@ cdef int float_type(str name, object a) except -1:
         found = a.dtype if cnp.PyArray_Check(a) else type(a).__name__
         raise TypeError(f"{name} is {found}, expected an array of float32 or float64")
     return cnp.PyArray_TYPE(a)
+
+
+# Formats that hold weights in fewer bytes than x: the format, and the largest weight that it has.
+FORMATS = {
+    "bfloat16": (RECUR_BF16, 3.3895e38),
+    "float16": (RECUR_F16, 65504.0),
+    "int8": (RECUR_INT8, float(np.finfo(np.float32).max)),
+}
+
+
+cdef const recur_table *table_for(int typenum, storage) except NULL:
+    """The table of kernels whose weights are held as `storage` names; None: in the dtype of x."""
+    if storage is None:
+        return table_of(typenum)
+    if storage not in FORMATS:
+        raise ValueError(f"storage is {storage!r}, expected None, {', '.join(map(repr, FORMATS))}")
+    if typenum != cnp.NPY_FLOAT32:
+        raise TypeError(f"weights held as {storage} are given as float32, not float64")
+    return TABLES[<int>FORMATS[storage][0]]
+
+
+cdef Buffer packed_weights(const recur_table *table, const recur_layout *m, str name,
+                           cnp.ndarray w, storage):
+    """Packed copy of a row-major matrix.  ValueError if a reduced format cannot hold a weight."""
+    if storage is not None:
+        limit = FORMATS[storage][1]
+        if not np.abs(w).max(initial=0) <= limit:
+            raise ValueError(
+                f"{name} holds numbers that are not finite or beyond {limit:.5g}, the largest of "
+                f"{storage}")
+    cdef Buffer buffer = Buffer(table.weights_size(m))
+    table.pack_weights(m, cnp.PyArray_DATA(w), m.depth, 1, buffer.data)
+    return buffer
 
 
 cdef inline const recur_table *table_of(int typenum) noexcept nogil:

@@ -33,12 +33,51 @@ static void NAME(pack)(const recur_layout *m, const void *w, ptrdiff_t row_step,
         }
 }
 
+/* Packed weights: panels as above, each of them `panel_size` WEIGHTs, of which the first SCALES a
+   column are that column's scale, a REAL. */
+INLINE ptrdiff_t NAME(panel_size)(ptrdiff_t width, ptrdiff_t depth) { return width * (SCALES + depth); }
+
+static ptrdiff_t NAME(weights_size)(const recur_layout *m) {
+    return NAME(panels)(m) * NAME(panel_size)(NAME(panel_width)(m), m->depth) * (ptrdiff_t)sizeof(WEIGHT);
+}
+
+static void NAME(pack_weights)(const recur_layout *m, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step,
+                               void *packed) {
+#if FORMAT == FULL
+    NAME(pack)(m, w, row_step, depth_step, packed);
+#else
+    const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m), count = NAME(panels)(m);
+    for (ptrdiff_t panel = 0; panel < count; panel++)
+        for (ptrdiff_t column = 0; column < width; column++) {
+            const ptrdiff_t unit = panel * unit_width + column % unit_width, gate = column / unit_width;
+            const REAL *from = (const REAL *)w + (gate * m->units + unit) * row_step;
+            const ptrdiff_t depth = unit < m->units ? m->depth : 0;
+            WEIGHT *to = (WEIGHT *)packed + panel * NAME(panel_size)(width, m->depth);
+            const REAL scale = NAME(scale_of)(from, depth_step, depth);
+#if SCALES
+            ((REAL *)to)[column] = scale / NAME(excess)((int)(width / LANES));
+#endif
+            to += SCALES * width + NAME(place)((int)(width / LANES), column);
+            for (ptrdiff_t k = 0; k < m->depth; k++)
+                to[k * width] = k < depth ? NAME(to_weight)(from[k * depth_step], scale) : 0;
+        }
+#endif
+}
+
 static void NAME(unpack)(const recur_layout *m, const void *packed, void *w) {
     const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m);
     for (ptrdiff_t row = 0; row < m->gates * m->units; row++) {
         const ptrdiff_t gate = row / m->units, unit = row % m->units, panel = unit / unit_width;
-        const REAL *from = (const REAL *)packed + panel * m->depth * width + gate * unit_width + unit % unit_width;
-        for (ptrdiff_t k = 0; k < m->depth; k++) ((REAL *)w)[row * m->depth + k] = from[k * width];
+        const ptrdiff_t column = gate * unit_width + unit % unit_width;
+        const WEIGHT *from = (const WEIGHT *)packed + panel * NAME(panel_size)(width, m->depth);
+#if SCALES
+        const REAL scale = ((const REAL *)from)[column] * NAME(excess)((int)(width / LANES));
+#else
+        const REAL scale = 1;
+#endif
+        from += SCALES * width + NAME(place)((int)(width / LANES), column);
+        for (ptrdiff_t k = 0; k < m->depth; k++)
+            ((REAL *)w)[row * m->depth + k] = scale * NAME(from_weight)(from[k * width]);
     }
 }
 
@@ -46,7 +85,7 @@ static void NAME(unpack)(const recur_layout *m, const void *packed, void *w) {
    of row r of `a` is at a[r * a_step + k * k_step].  acc holds one row of `acc_step` numbers for each
    row or panel. */
 INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, const REAL *a, ptrdiff_t a_step,
-                       ptrdiff_t k_step, ptrdiff_t depth, const REAL *panel, ptrdiff_t panel_step, REAL *acc,
+                       ptrdiff_t k_step, ptrdiff_t depth, const WEIGHT *panel, ptrdiff_t panel_step, REAL *acc,
                        ptrdiff_t acc_step) {
     VREAL sum[MAX_TILE_ROWS][MAX_VECTORS];
     UNROLL for (int e = 0; e < ROWS * PANELS; e++)
@@ -54,7 +93,7 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
     for (ptrdiff_t k = 0; k < depth; k++, panel += VECTORS * LANES) {
         UNROLL for (int p = 0; p < PANELS; p++) {
             VREAL w[MAX_VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; v++) w[v] = NAME(load)(panel + p * panel_step + v * LANES);
+            NAME(load_row)(VECTORS, panel + p * panel_step, w);
             /* measured: fetching ahead helps narrow panels that several rows share, and only those */
             if (ROWS > 1 && VECTORS == 2)
                 UNROLL for (int v = 0; v < VECTORS; v++) PREFETCH(panel + (16 * VECTORS + v) * LANES);
@@ -68,11 +107,11 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
         UNROLL for (int v = 0; v < VECTORS; v++) NAME(store)(acc + e * acc_step + v * LANES, sum[e][v]);
 }
 
-typedef void NAME(tile_function)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const REAL *panel,
+typedef void NAME(tile_function)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const WEIGHT *panel,
                                  ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step);
 #define TILE_NAME(R, P, V) NAME(tile_##R##_##P##_##V)
 #define TILE(R, P, V)                                                                              \
-    static void TILE_NAME(R, P, V)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const REAL *panel, \
+    static void TILE_NAME(R, P, V)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const WEIGHT *panel, \
                                    ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {          \
         NAME(tile)(R, P, V, a, a_step, 1, depth, panel, panel_step, acc, acc_step);                \
     }
@@ -117,11 +156,11 @@ static const int NAME(panels_at_once)[MAX_VECTORS + 1] = {0, 0, 4, 3, 2};
 
 /* acc[r] += a[r] times one panel, for up to ROW_BLOCK rows */
 static void NAME(feed_rows)(int vectors, ptrdiff_t rows, const REAL *a, ptrdiff_t a_step, ptrdiff_t depth,
-                            const REAL *panel, REAL *acc, ptrdiff_t acc_step) {
+                            const WEIGHT *panel, REAL *acc, ptrdiff_t acc_step) {
     const ptrdiff_t most = NAME(tile_rows)[vectors], tiles = (rows + most - 1) / most;
     for (ptrdiff_t k = 0; k < depth; k += DEPTH_BLOCK) {
         const ptrdiff_t block = depth - k < DEPTH_BLOCK ? depth - k : DEPTH_BLOCK;
-        const REAL *part = panel + k * vectors * LANES;
+        const WEIGHT *part = panel + k * vectors * LANES;
         for (ptrdiff_t i = 0, row = 0; i < tiles; i++) {
             const ptrdiff_t next = rows * (i + 1) / tiles; /* tiles of even height */
             NAME(row_tiles)[vectors][next - row](a + row * a_step + k, a_step, block, part, 0,
@@ -131,13 +170,13 @@ static void NAME(feed_rows)(int vectors, ptrdiff_t rows, const REAL *a, ptrdiff_
     }
 }
 
-/* acc[e] += a times panel e: row r of panel p if panels is 1, else the one row with `panels` panels */
+/* acc[e] += a times panel e, panels `panel_step` WEIGHTs apart: row r of panel p if panels is 1, else the one row with `panels` panels */
 static void NAME(feed)(int vectors, ptrdiff_t rows, ptrdiff_t panels, const REAL *a, ptrdiff_t a_step,
-                       ptrdiff_t depth, const REAL *panel, REAL *acc, ptrdiff_t acc_step) {
+                       ptrdiff_t depth, const WEIGHT *panel, ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {
     if (panels == 1)
         NAME(feed_rows)(vectors, rows, a, a_step, depth, panel, acc, acc_step);
     else
-        NAME(panel_tiles)[vectors][panels](a, a_step, depth, panel, depth * vectors * LANES, acc, acc_step);
+        NAME(panel_tiles)[vectors][panels](a, a_step, depth, panel, panel_step, acc, acc_step);
 }
 
 /* A block of work: rows row..row+rows of one panel, or row `row` of several panels.  Its entry e is
@@ -146,6 +185,30 @@ typedef struct NAME(block) {
     ptrdiff_t row, rows, panel, panels;
 } NAME(block);
 typedef void NAME(block_function)(const void *job, const NAME(block) *);
+
+/* acc[e] += rows of `a` (which begins at row 0) times packed weights, for the entries of a block.
+   With scales the products of whole numbers are summed from zero, then scaled, then added. */
+INLINE void NAME(multiply)(int vectors, const NAME(block) *b, const REAL *a, ptrdiff_t a_step, ptrdiff_t depth,
+                           const void *packed, REAL *acc, ptrdiff_t acc_step) {
+    const ptrdiff_t width = vectors * LANES, panel_step = NAME(panel_size)(width, depth);
+    const WEIGHT *panel = (const WEIGHT *)packed + b->panel * panel_step;
+    a += b->row * a_step;
+#if SCALES == 0
+    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel, panel_step, acc, acc_step);
+#else
+    ALIGNED REAL sums[ROW_BLOCK * MAX_VECTORS * LANES];
+    const ptrdiff_t entries = b->rows * b->panels;
+    memset(sums, 0, entries * width * sizeof(REAL));
+    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel + SCALES * width, panel_step, sums, width);
+    for (ptrdiff_t e = 0; e < entries; e++) {
+        const REAL *scales = (const REAL *)(panel + (b->panels == 1 ? 0 : e) * panel_step);
+        for (ptrdiff_t j = 0; j < width; j += LANES) {
+            REAL *to = acc + e * acc_step + j;
+            NAME(store)(to, NAME(madd)(NAME(load)(sums + e * width + j), NAME(load)(scales + j), NAME(load)(to)));
+        }
+    }
+#endif
+}
 
 /* Cover rows x panels [first, last) by blocks. */
 INLINE void NAME(cover)(NAME(block_function) *work, const void *job, int vectors, ptrdiff_t rows,
@@ -201,7 +264,8 @@ INLINE void NAME(start_block)(const NAME(block) *b, const REAL *row, ptrdiff_t w
 
 typedef struct NAME(product_job) {
     const recur_layout *layout;
-    const REAL *packed, *bias, *init, *a;
+    const void *packed;
+    const REAL *bias, *init, *a;
     ptrdiff_t a_step;
     REAL *out;
 } NAME(product_job);
@@ -216,8 +280,7 @@ static void NAME(product_block)(const void *context, const NAME(block) *b) {
         NAME(load_block)(m, b, job->init, acc, width);
     else
         NAME(start_block)(b, job->bias, width, acc, width);
-    NAME(feed)(vectors, b->rows, b->panels, job->a + b->row * job->a_step, job->a_step, m->depth,
-               job->packed + b->panel * m->depth * width, acc, width);
+    NAME(multiply)(vectors, b, job->a, job->a_step, m->depth, job->packed, acc, width);
     NAME(store_block)(m, b, job->out, acc, width);
 }
 

@@ -24,6 +24,7 @@ cdef void run_product(void *context, int id, int count, void *barrier) noexcept 
 cdef class AffineKernel:
     """y = W x + b on packed weights: W (R, I), b (R,) or None are copied.
 
+    storage  as for the cells
     ValueError, TypeError on arrays that do not fit.
     """
 
@@ -34,23 +35,30 @@ cdef class AffineKernel:
     cdef readonly Py_ssize_t n_in
     cdef readonly Py_ssize_t n_out
     cdef readonly object dtype
+    cdef readonly object storage
 
-    def __cinit__(self, W, b=None):
+    def __cinit__(self, W, b=None, *, storage=None):
         self.typenum = float_type("W", W)
-        self.table = table_of(self.typenum)
+        self.table = table_for(self.typenum, storage)
+        self.storage = storage
         self.dtype = W.dtype
         check_2d("W", W, self.typenum, -1, -1)
         self.n_out = cnp.PyArray_DIM(W, 0)
         self.n_in = cnp.PyArray_DIM(W, 1)
         self.layout = recur_plain_layout(self.n_out, self.n_in)
         cdef recur_layout column = recur_plain_layout(self.n_out, 1)
-        self.weights = Buffer(packed_size(self.table, &self.layout))
-        self.table.pack(&self.layout, data(W), self.n_in, 1, self.weights.data)
+        self.weights = packed_weights(self.table, &self.layout, "W", W, storage)
         self.bias = Buffer(packed_size(self.table, &column))
         memset(self.bias.data, 0, self.bias.size)
         if b is not None:
             check_1d("b", b, self.typenum, self.n_out)
             self.table.pack(&column, data(b), 1, 1, self.bias.data)
+
+    def matrices(self):
+        """Copies of the matrices that the packed weights stand for, by name: W (R, I)."""
+        cdef cnp.ndarray w = empty_2d(self.typenum, self.n_out, self.n_in)
+        self.table.unpack(&self.layout, self.weights.data, data(w))
+        return {"W": w}
 
     def apply(self, x, out=None):
         """x (N, I) -> (N, R), new or `out`, which must not overlap x; the same bits for any N."""

@@ -1,12 +1,16 @@
-/* Every kernel for one number type; target.c includes this twice. */
+/* Every kernel for one number type and one format of weights; the reduced formats only run forward.
+   target.c includes this for each. */
 #include "vector.h"
 #include "gate_math.h"
+#include "weights.h"
 #include "product.h"
 #include "forward.h"
+#if FORMAT == FULL
 #include "backward.h"
 #include "outer.h"
 #include "rows.h"
 #include "updates.h"
+#endif
 
 const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .name = TEXT(RECUR_TARGET),
@@ -15,12 +19,15 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .panels = NAME(panels),
     .panel_width = NAME(panel_width),
     .pack = NAME(pack),
+    .weights_size = NAME(weights_size),
+    .pack_weights = NAME(pack_weights),
     .unpack = NAME(unpack),
     .product = NAME(product),
     .forward = NAME(forward),
-    .backward = NAME(backward),
     .map = NAME(map),
     .exp = NAME(map_exp),
+#if FORMAT == FULL
+    .backward = NAME(backward),
     .softmax_cross_entropy = NAME(softmax_cross_entropy),
     .outer = NAME(outer),
     .outer_scratch = NAME(outer_scratch),
@@ -28,6 +35,7 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .descent = NAME(descent),
     .momentum = NAME(momentum),
     .adam = NAME(adam),
+#endif
 };
 
 #undef LANES
@@ -52,3 +60,8 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
 #undef STRIP_TILE
 #undef ROW_BLOCK
 #undef MAX_VECTORS
+#undef WEIGHT
+#undef SCALES
+#undef PART_OF_WORD
+#undef HIGH_BYTE
+#undef HIGH_HALF

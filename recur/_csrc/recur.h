@@ -1,7 +1,7 @@
 /* The C side of recur._kernels: what the Cython module may call.
 
    One source, target.c, is compiled once for each CPU target; each object exports one table for
-   float and one for double.  dispatch.c picks the tables at import.  Everything here is re-entrant
+   each format of weights.  dispatch.c picks the tables at import.  Everything here is re-entrant
    and holds no state, except the thread pool of pool.c.
 
    All arrays are row-major with the features last.  B is the batch, I and H the input and hidden
@@ -13,6 +13,8 @@
 #include <stdint.h>
 
 enum recur_kind { RECUR_RNN, RECUR_LSTM, RECUR_GRU, RECUR_GRUV3 };
+/* How the numbers of a packed matrix are stored; x, states and sums are double for RECUR_F64, else float. */
+enum recur_format { RECUR_F32, RECUR_F64, RECUR_BF16, RECUR_F16, RECUR_INT8, RECUR_FORMATS };
 enum recur_function { RECUR_IDENTITY, RECUR_TANH, RECUR_RELU, RECUR_SIGMOID, RECUR_HARD_SIGMOID };
 
 /* How the rows of a weight matrix are laid into panels (product.h): `gates` blocks of `units` rows,
@@ -89,18 +91,22 @@ typedef struct recur_table {
     /* panels needed for a layout, and numbers in one of depth 1 */
     ptrdiff_t (*panels)(const recur_layout *);
     ptrdiff_t (*panel_width)(const recur_layout *);
-    /* matrix(row, k) at w[row * row_step + k * depth_step] -> panels */
+    /* matrix(row, k) at w[row * row_step + k * depth_step] -> panels of such numbers: biases, peepholes */
     void (*pack)(const recur_layout *, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, void *packed);
-    /* panels -> row-major matrix (gates * units, depth) */
+    /* the same for weights, in the format that forward and product read, of weights_size bytes */
+    ptrdiff_t (*weights_size)(const recur_layout *);
+    void (*pack_weights)(const recur_layout *, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, void *packed);
+    /* packed weights -> the row-major matrix (gates * units, depth) that they stand for */
     void (*unpack)(const recur_layout *, const void *packed, void *w);
     /* out (rows, gates*units) = start + a (rows, depth) times the matrix transposed.
        start: `bias` (one row of the panels' layout), or `init` (as out), or zeros if both are NULL */
     void (*product)(const recur_layout *, const void *packed, const void *bias, const void *init,
                     const void *a, ptrdiff_t a_step, ptrdiff_t rows, void *out, int id, int count);
     void (*forward)(const recur_cell *, const recur_forward *, int id, int count, void *barrier);
-    void (*backward)(const recur_cell *, const recur_backward *, int id, int count, void *barrier);
     void (*map)(int function, const void *x, void *y, ptrdiff_t n);
     void (*exp)(const void *x, void *y, ptrdiff_t n);
+    /* from here on NULL in the reduced formats */
+    void (*backward)(const recur_cell *, const recur_backward *, int id, int count, void *barrier);
     /* loss (rows,), dlogits (rows, classes); label or target is NULL; weights may be NULL */
     void (*softmax_cross_entropy)(const void *logits, const int64_t *label, const void *target,
                                   const void *weights, void *loss, void *dlogits,
@@ -126,7 +132,7 @@ recur_layout recur_plain_layout(ptrdiff_t rows, ptrdiff_t depth);               
 /* dispatch.c: the CPU */
 int recur_path_count(void);                 /* paths this machine can run, best last */
 const char *recur_path_name(int path);
-const recur_table *recur_path_table(int path, int is_double);
+const recur_table *recur_path_table(int path, int format);
 unsigned recur_flush_subnormals(void);      /* returns the control word to restore */
 void recur_restore_control(unsigned word);
 

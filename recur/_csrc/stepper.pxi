@@ -17,6 +17,7 @@ cdef class Version:
 # One stage of a chain.  A cell's step needs other memory for h' than for h, so two buffers take
 # turns, and there are two forms of each call, for even and for odd steps.
 cdef struct Stage:
+    const recur_table *table    # of the format of its weights
     const recur_cell *cell      # NULL for the other kinds
     recur_forward forward[2]
     recur_layout layout         # AffineKernel
@@ -39,12 +40,12 @@ cdef struct Chain:
 cdef void run_stage(Chain *chain, Stage *stage, int id, int count, void *barrier) noexcept nogil:
     cdef int turn = chain.turn
     if stage.cell != NULL:
-        chain.table.forward(stage.cell, &stage.forward[turn], id, count, barrier)
+        stage.table.forward(stage.cell, &stage.forward[turn], id, count, barrier)
     elif stage.packed != NULL:
-        chain.table.product(&stage.layout, stage.packed, stage.bias, NULL, stage.x[turn],
+        stage.table.product(&stage.layout, stage.packed, stage.bias, NULL, stage.x[turn],
                             stage.layout.depth, chain.batch, stage.y[turn], id, count)
     elif id == 0:
-        chain.table.map(stage.function, stage.x[turn], stage.y[turn], stage.size)
+        stage.table.map(stage.function, stage.x[turn], stage.y[turn], stage.size)
 
 
 cdef void run_chain(void *context, int id, int count, void *barrier) noexcept nogil:
@@ -160,6 +161,7 @@ cdef class Stepper:
             s.size = B * <Py_ssize_t>widths[i + 1]
             s.x[0], s.x[1] = x0, x1
             s.y[0], s.y[1] = at, at
+            s.table = self.chain.table
             stage = self.kernels[i]
             if isinstance(stage, CellKernel):
                 self.lay_out_cell(s, stage, at, block)
@@ -175,6 +177,7 @@ cdef class Stepper:
         cdef recur_forward *f
         cdef int turn
         s.cell = &kernel.cell
+        s.table = kernel.table
         s.y[0], s.y[1] = at + block, at
         for turn in range(2):
             f = &s.forward[turn]
@@ -190,6 +193,7 @@ cdef class Stepper:
 
     cdef void lay_out_affine(self, Stage *s, AffineKernel kernel) except *:
         s.layout = kernel.layout
+        s.table = kernel.table
         s.packed = kernel.weights.data
         s.bias = kernel.bias.data
         self.work += self.batch * kernel.n_in * kernel.n_out

@@ -60,21 +60,49 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-#define REAL float
-#define INT int32_t
-#define UINT uint32_t
-#define IS_DOUBLE 0
-#define NAME(name) name##_f32
-#include "real.h"
-#undef REAL
-#undef INT
-#undef UINT
-#undef IS_DOUBLE
-#undef NAME
+/* formats of weights, as the preprocessor compares them: recur_format's, but FULL for both REALs */
+#define FULL 0
+#define BF16 1
+#define F16 2
+#define INT8 3
 
 #define REAL double
 #define INT int64_t
 #define UINT uint64_t
 #define IS_DOUBLE 1
+#define FORMAT FULL
 #define NAME(name) name##_f64
+#include "real.h"
+#undef REAL
+#undef INT
+#undef UINT
+#undef IS_DOUBLE
+#undef FORMAT
+#undef NAME
+
+#define REAL float
+#define INT int32_t
+#define UINT uint32_t
+#define IS_DOUBLE 0
+
+#define FORMAT FULL
+#define NAME(name) name##_f32
+#include "real.h"
+#undef FORMAT
+#undef NAME
+
+#define FORMAT BF16
+#define NAME(name) name##_bf16
+#include "real.h"
+#undef FORMAT
+#undef NAME
+
+#define FORMAT F16
+#define NAME(name) name##_f16
+#include "real.h"
+#undef FORMAT
+#undef NAME
+
+#define FORMAT INT8
+#define NAME(name) name##_int8
 #include "real.h"

@@ -39,7 +39,7 @@ class Module:
     A subclass may override `fields`, `buffers`, `running_state`, `describe`, `config`,
     `output_shape`.  Names in `transient` (caches) are left out of copies and pickles; give them a
     default on the class.  `takes_lists` says that a call takes a list of steps; containers hand the
-    steps to other layers one by one.
+    steps to other layers one by one.  `unsaved` says what to do instead of saving such a layer.
     """
 
     kind: ClassVar[str | None] = None
@@ -47,6 +47,7 @@ class Module:
     transient: ClassVar[frozenset[str]] = frozenset()
     positional: ClassVar[tuple[str, ...]] = ()
     takes_lists: ClassVar[bool] = False
+    unsaved: ClassVar[str | None] = None
     computed_weights: Mapping[str, Computed] = MappingProxyType({})
 
     if not TYPE_CHECKING:  # type checkers know the attributes that there are

@@ -141,6 +141,8 @@ class _Writer:
         if id(layer) in self.numbers:
             return {"$again": self.numbers[id(layer)]}
         cls = type(layer)
+        if cls.unsaved is not None:
+            raise StateError(f"{path or 'model'}: {layer!r} is not saved. {cls.unsaved}")
         if cls.kind is None or _registry.get(cls.kind) is not cls:
             raise StateError(
                 f"{path or 'model'}: {cls.__qualname__} is a layer of your own, which a file "

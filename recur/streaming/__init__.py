@@ -1,5 +1,6 @@
 """Live streams: one, or many that share a model's weights and step together."""
 
+from recur.streaming.drift import Drift, drift
 from recur.streaming.kept import Departure, Flush, StreamPool
 from recur.streaming.rest import Settled, settle
 from recur.streaming.slots import Slots
@@ -8,6 +9,7 @@ from recur.streaming.stream import Stream
 
 __all__ = [
     "Departure",
+    "Drift",
     "Flush",
     "MemoryStore",
     "Record",
@@ -18,5 +20,6 @@ __all__ = [
     "StateStore",
     "Stream",
     "StreamPool",
+    "drift",
     "settle",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from recur._kernels import Stepper
 from recur.cells import Cell
+from recur.compress import CompressedDense
 from recur.errors import ShapeError, StateError
 from recur.layers import Chain, Dense, Dropout, Embedding, Parallel, SkipConnection
 from recur.layers.containers import Container
@@ -107,7 +108,7 @@ class Plan:
             return self._stage(_below(path, "embedding"), layer.embedding)
         self._refuse_hidden_states(layer)
         self._note_input(layer)
-        if type(layer) is Dense and fits_dense(layer):
+        if type(layer) in (Dense, CompressedDense) and fits_dense(layer):
             return DenseStage(layer)
         return LayerStage(layer)
 
@@ -161,6 +162,8 @@ class Plan:
             self.n_in = layer.n_in
         elif isinstance(layer, Dense):
             self.n_in = layer.weight.shape[1]
+        elif isinstance(layer, CompressedDense):
+            self.n_in = layer.held.kernel.n_in
         else:
             return
         self._entry = layer

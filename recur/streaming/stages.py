@@ -14,6 +14,7 @@ import numpy as np
 
 from recur import _kernels, ops
 from recur.cells import Cell, KernelCell
+from recur.compress import CompressedDense
 from recur.errors import StateError
 from recur.layers import BatchNorm, Dense, Embedding, LayerNorm, Scale
 from recur.layers.containers import connect
@@ -111,7 +112,7 @@ class DenseStage(Stage):
 
     blocks = sealed = True
 
-    def __init__(self, layer: Dense) -> None:
+    def __init__(self, layer: Dense | CompressedDense) -> None:
         self.layer = layer
         self.act = ops.name_of(layer.act)
 
@@ -129,6 +130,8 @@ class DenseStage(Stage):
         return self._activated(kernel.apply(rows)).reshape(*X.shape[:2], kernel.n_out)
 
     def _kernel(self) -> Any:
+        if isinstance(self.layer, CompressedDense):
+            return self.layer.held.kernel
         return packed_affine(self.layer.weight, self.layer.bias)
 
     def _activated(self, y: np.ndarray) -> np.ndarray:
@@ -148,6 +151,8 @@ class DenseStage(Stage):
         return [self._kernel()] if self.act == "identity" else [self._kernel(), self.act]
 
     def counters(self) -> tuple[Any, ...]:
+        if isinstance(self.layer, CompressedDense):
+            return (self.layer.change_counter(),)
         params = [p for p in (self.layer.weight, self.layer.bias) if p is not None]
         return tuple(counter for p in params for counter in p.counters)
 
@@ -242,7 +247,9 @@ def refuse_active(layer: Any) -> None:
         )
 
 
-def fits_dense(layer: Dense) -> bool:
+def fits_dense(layer: Dense | CompressedDense) -> bool:
     """Whether `DenseStage` can do what this layer does."""
+    if isinstance(layer, CompressedDense):
+        return _known_act(layer)
     plain = [type(p) is Param for p in (layer.weight, layer.bias) if p is not None]
     return all(plain) and not layer.computed_weights and _known_act(layer)
