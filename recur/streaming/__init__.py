@@ -1,6 +1,6 @@
 """Live streams: one, or many that share a model's weights and step together."""
 
-from recur.streaming.drift import Drift, drift
+from recur.streaming.precision import Drift, drift
 from recur.streaming.kept import Departure, Flush, StreamPool
 from recur.streaming.rest import Settled, settle
 from recur.streaming.slots import Slots
