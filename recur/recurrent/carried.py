@@ -34,14 +34,14 @@ class Carried(Module):
     """What a recurrent layer holds besides its way of stepping: see `Recur`."""
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_reading", "_live", "_stepper", "_entered", "_reset_in", "_callers"}
+        {"_lock", "_readers", "_live", "_stepper", "_entered", "_reset_in", "_callers"}
     )
     cell: Any
     init_grad: str
     on_batch_change: str
     _init: Any
-    _lock: threading.Lock  # held during a call
-    _reading: bool = False  # or for a moment, while the state is fetched
+    _lock: threading.Lock  # held during a call, or for a moment while the state is fetched
+    _readers: set[int]  # the threads that fetch the state, or wait to
     _live: Stepper | Seat | None = None  # what holds the state while a stream runs: see `Recur`
     _stepper: Stepper | None = None  # the last of these, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
@@ -119,10 +119,13 @@ class Carried(Module):
     def _state(self) -> Any:
         """START, or the state in the layer's own form: parts (n, B) or (n,), or any tree."""
         if self._live is not None:
-            with self._lock:  # waits for a step that is under way in another thread
-                object.__setattr__(self, "_reading", True)
-                self._end_stream()
-                object.__setattr__(self, "_reading", False)
+            reader = threading.get_ident()
+            self._readers.add(reader)  # before the lock is held: a call must know whom it meets
+            try:
+                with self._lock:  # waits for a step that is under way in another thread
+                    self._end_stream()
+            finally:
+                self._readers.discard(reader)
         return self.__dict__["_state"]
 
     @_state.setter
@@ -395,4 +398,8 @@ class Carried(Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._make_lock()
+
+    def _make_lock(self) -> None:
         object.__setattr__(self, "_lock", threading.Lock())
+        object.__setattr__(self, "_readers", set())

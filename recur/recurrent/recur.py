@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
 
@@ -92,7 +91,7 @@ class Recur(Carried):
         self.strict_dtype = strict_dtype
         self._init = learned(own_init(cell, self.title, init), self.title, learn_init)
         self._state: Any = START
-        self._lock = threading.Lock()
+        self._make_lock()
         if state is not None:
             self.state = state
 
@@ -154,13 +153,15 @@ class Recur(Carried):
             self._lock.release()
 
     def _wait_for_reader(self) -> None:
-        """Gets the lock if its holder only reads the state; raises if it is a call."""
-        if not (self._reading and self._lock.acquire(timeout=1)):
-            raise StateError(
-                f"{self.title}: this layer is inside a call already, of another thread or of its "
-                "own cell; two calls at once would mix up its state. Give each thread a copy: "
-                "copy.deepcopy(model)."
-            )
+        """Gets the lock once readers of the state are done; raises if a call holds it."""
+        for _ in range(3):  # readers may come and go between two looks
+            if self._lock.acquire(timeout=1 if self._readers else 0):
+                return
+        raise StateError(
+            f"{self.title}: this layer is inside a call already, of another thread or of its own "
+            "cell; two calls at once would mix up its state. Give each thread a copy: "
+            "copy.deepcopy(model)."
+        )
 
     # A single step takes one of two short ways.  Each gives None for whatever it does not know, has
     # changed nothing then, and leaves it to the general one, which knows all cases and all errors.
