@@ -2,8 +2,18 @@
 
 from typing import TYPE_CHECKING
 
+try:
+    from recur._kernels import get_num_threads, set_num_threads
+except ModuleNotFoundError as error:
+    if error.name != "recur._kernels":
+        raise
+    raise ImportError(
+        f"recur: {__path__[0]} is the source, whose kernels are not compiled. Start Python in "
+        "another folder, to import the recur that is installed, or compile this one: "
+        "pip install -e ."
+    ) from None
+
 from recur import data, io, losses, ops, optim
-from recur._kernels import get_num_threads, set_num_threads
 from recur._version import __version__
 from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell
 from recur.compress import compress

@@ -95,6 +95,20 @@ def test_every_module_imports_where_no_extra_is_installed(tmp_path):
     )
 
 
+def test_a_source_that_is_not_compiled_says_where_to_start_python(tmp_path):
+    (tmp_path / "recur").mkdir()
+    shutil.copy(ROOT / "recur" / "__init__.py", tmp_path / "recur")
+    done = subprocess.run(
+        [sys.executable, "-c", "import recur"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        f"ImportError: recur: {tmp_path / 'recur'} is the source, whose kernels are not compiled. "
+        "Start Python in another folder, to import the recur that is installed, or compile this "
+        "one: pip install -e .\n"
+    )
+
+
 def test_all_names_of_recur_are_there_and_are_listed_once():
     assert len(set(recur.__all__)) == len(recur.__all__)
     for name in recur.__all__:
