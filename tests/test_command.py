@@ -102,6 +102,19 @@ def test_train_goes_on_from_its_checkpoint(prose, capsys):
     assert weights("whole.safetensors") == whole
 
 
+def test_a_checkpoint_of_another_size_says_what_to_do_and_stays(prose, in_tmp_path, capsys):
+    run(capsys, "train", prose, *SMALL)
+    before = (in_tmp_path / "model.checkpoint.safetensors").read_bytes()
+    code, _, err = run(capsys, "train", prose, *SMALL, "--hidden", "8", "--resume")
+    assert code == 1 and "Build the model as it was when it was saved." in err
+    assert (in_tmp_path / "model.checkpoint.safetensors").read_bytes() == before
+
+
+def test_train_makes_the_folder_of_its_model(prose, in_tmp_path, capsys):
+    assert run(capsys, "train", prose, *SMALL, "--output", "new/folder/m.safetensors")[0] == 0
+    assert (in_tmp_path / "new" / "folder" / "m.safetensors").exists()
+
+
 def test_a_text_too_short_for_the_windows_says_so(in_tmp_path, capsys):
     (in_tmp_path / "short.txt").write_text("short")
     code, _, err = run(capsys, "train", "short.txt")
@@ -332,6 +345,25 @@ def test_demo_without_matplotlib_says_which_extra_draws(
     code, out, _ = run(capsys, "demo", "--updates", "2", "--length", "5")
     assert code == 0 and 'pip install "recur[cli]"' in out
     assert not (in_tmp_path / "recur-demo" / "learning-curve.png").exists()
+
+
+def test_demo_names_the_script_that_runs_where_the_shell_would_not_find_it(
+    in_tmp_path, little_library, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", [".venv/bin/recur", "demo"])
+    for path, command in (("", r"\.venv/bin/recur"), (str(in_tmp_path), "recur")):
+        monkeypatch.setenv("PATH", path)
+        script = in_tmp_path / "recur"
+        script.touch(mode=0o755)
+        out = run(capsys, "demo", "--updates", "2", "--length", "5")[1]
+        assert re.search(rf"^try: {command} sample ", out, re.MULTILINE)
+
+
+def test_demo_measures_excerpts_of_the_whole_held_out_text_as_it_learns():
+    text = np.arange(200_000)
+    chosen = demo._excerpts(text).reshape(10, 1000)
+    assert (chosen == np.arange(1000) + 20_000 * np.arange(10)[:, None]).all()
+    assert (demo._excerpts(text[:57]) == text[:57]).all()
 
 
 def test_demo_stops_by_the_clock(in_tmp_path, little_library, capsys):

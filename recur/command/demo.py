@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -79,7 +81,13 @@ def _demonstrate(
     _draw(history, rows, path.with_name("learning-curve.png"), log)
     _stream(model, rng, log, arguments.length)
     log(f"written: {path} and {path.with_name('log.txt')}")
-    log(f'try: recur sample {path} --prompt "def "')
+    log(f'try: {_command()} sample {path} --prompt "def "')
+
+
+def _command() -> str:
+    """`recur`, or the script that runs if the shell would not find it by its name."""
+    script = Path(sys.argv[0])
+    return str(script) if script.stem == "recur" and not shutil.which("recur") else "recur"
 
 
 def _learn(
@@ -102,7 +110,7 @@ def _learn(
         history = learn(
             model,
             text,
-            held_out[:10_000],
+            _excerpts(held_out),
             batch=BATCH,
             steps=STEPS,
             updates=arguments.updates,
@@ -115,6 +123,11 @@ def _learn(
     speed = history.steps * BATCH * STEPS / history.seconds
     log(f"{history.steps} updates in {history.seconds:.0f} s, {speed:,.0f} characters a second")
     return history
+
+
+def _excerpts(text: np.ndarray) -> np.ndarray:
+    """A thousand characters from each tenth of the text: from many files, and soon read."""
+    return np.concatenate([part[:1000] for part in np.array_split(text, 10)])
 
 
 class _Pace:
@@ -179,7 +192,9 @@ def _draw(history: History, rows: dict[str, float], path: Path, log: _Log) -> No
     axes.plot(np.arange(1, len(bits) + 1) * characters, bits, lw=0.5, label="training")
     if history.validations:
         steps, losses = np.array(history.validations).T
-        axes.plot(steps * characters, losses / NATS, "o-", label="held out")
+        axes.plot(steps * characters, losses / NATS, "o-", label="held out, ten excerpts")
+    end = history.steps * characters
+    axes.plot(end, rows["this model"], "k*", ms=12, zorder=3, label="held out, all of it")
     for number, (name, level) in enumerate(list(rows.items())[1:]):
         axes.axhline(level, ls="--", color=f"C{number + 2}", label=name)
     axes.set(xlabel="characters read", ylabel="bits per character")

@@ -56,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> None:
             "give more text."
         )
     seed(arguments.seed)
+    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
     alphabet = Alphabet.of(text)
     numbers = alphabet.encode(text)
     model = new(

@@ -65,7 +65,8 @@ class Leaf:
                 if np.shape(array) != np.shape(theirs[name]):
                     raise ShapeError(
                         f"load_state_dict: {name} of {self.path} has shape {np.shape(array)}, the "
-                        f"saved one {np.shape(theirs[name])}. Nothing was changed."
+                        f"saved one {np.shape(theirs[name])}. Nothing was changed. Build the "
+                        "model as it was when it was saved."
                     )
 
     def load(self, saved: Mapping[str, Any]) -> None:
