@@ -115,8 +115,9 @@ def element_type(array: np.ndarray) -> T:
 
 def bson_bytes(doc: Any) -> bytes:
     """A BSON document of plain dicts, lists, bytes, numbers and strings."""
-    items = enumerate(doc) if isinstance(doc, list) else doc.items()
-    body = b"".join(_element(str(name), value) for name, value in items)
+    body = b""
+    for name, value in enumerate(doc) if isinstance(doc, list) else doc.items():
+        body += _element(str(name), value)  # no join of a generator: Python 3.12 limits C's recursion
     return struct.pack("<i", len(body) + 5) + body + b"\0"
 
 

@@ -97,7 +97,7 @@ def test_every_module_imports_where_no_extra_is_installed(tmp_path):
 
 def test_a_source_that_is_not_compiled_says_where_to_start_python(tmp_path):
     (tmp_path / "recur").mkdir()
-    shutil.copy(ROOT / "recur" / "__init__.py", tmp_path / "recur")
+    shutil.copy(recur.__file__, tmp_path / "recur")
     done = subprocess.run(
         [sys.executable, "-c", "import recur"], cwd=tmp_path, capture_output=True, text=True
     )
