@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
 
+from recur import GRU, reset, testmode, truncate
 from recur.errors import StateError
 from recur.module import Module, modules, named_params, params, ties, walk
 from recur.tape import Param, Tape
@@ -98,6 +99,8 @@ def decorated(layer):
         (lambda leaf: {"enc": leaf}, "enc.w"),
         (lambda leaf: {3: leaf}, "3.w"),
         (lambda leaf: OrderedDict(a=leaf), "a.w"),
+        (lambda leaf: types.MappingProxyType({"a": leaf}), "a.w"),
+        (lambda leaf: deque([0, leaf]), "1.w"),
         (lambda leaf: Record(1, leaf), "second.w"),
         (lambda leaf: types.SimpleNamespace(m=leaf), "m.w"),
         (lambda leaf: Slotted(leaf, None), "shown.w"),
@@ -118,6 +121,38 @@ def test_a_parameter_is_found_in_every_kind_of_holder(holder, path):
     found = named_params(holder(leaf))
     assert list(found) == [path]
     assert found[path] is leaf.w
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda part: {part},
+        lambda part: frozenset([("a", part)]),
+        lambda part: {frozenset([closure_over(part)])},
+    ],
+)
+@pytest.mark.parametrize("part", [Leaf(), Leaf().w], ids=["layer", "parameter"])
+def test_a_layer_or_parameter_that_only_a_set_holds_is_refused(hold, part):
+    with pytest.raises(StateError, match=r"^inside\.1: a set holds .*Leaf.*Use a list or a dict"):
+        named_params({"inside": [Leaf(), hold(part)]})
+
+
+@pytest.mark.parametrize("act", [reset, truncate, params, testmode])
+def test_what_acts_on_a_model_refuses_a_set_of_layers_and_changes_nothing(act):
+    first, second = GRU(2, 3), GRU(2, 3)
+    for layer in (first, second):
+        layer(np.ones((2, 1)))
+    model = types.SimpleNamespace(first=first, others={second})
+    with pytest.raises(StateError, match="others: a set holds"):
+        act(model)
+    assert not first.at_start and not second.at_start
+
+
+def test_a_set_may_hold_what_is_found_elsewhere_and_what_is_no_layer():
+    leaf = Leaf()
+    holder = types.SimpleNamespace(active={leaf, leaf.w}, names={"a", ("b", 2)}, layers=[leaf])
+    holder.seen = {closure_over(holder)}
+    assert list(named_params(holder)) == ["layers.0.w"]
 
 
 def test_a_bare_parameter_has_the_empty_path():

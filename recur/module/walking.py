@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from recur.module.base import Module, attributes
+from recur.errors import StateError
+from recur.module.base import Module, attributes, label
 from recur.tape import Node, Op, Param, Tape, Tensor
 
 # Never entered and never listed.  The exact types go first: they are what long lists hold.
@@ -28,10 +30,12 @@ _CLOSED = (
 def walk(root: Any) -> Iterator[tuple[str, Any]]:
     """Everything below `root` with its path, each object once, in the order of its parts.
 
-    Goes into modules (their `fields`), lists, tuples, dicts, attributes and slots of any object,
-    `functools.partial`, the closure and the defaults of a function, the object of a bound method.
-    Lists parameters and everything it goes into; never looks into classes, Python modules, arrays,
-    tensors, tapes, generators.  Cycles and depth do no harm.
+    Goes into modules (their `fields`), lists, tuples, deques, dicts, attributes and slots of any
+    object, `functools.partial`, the closure and the defaults of a function, the object of a bound
+    method.  Lists parameters and everything it goes into; never looks into classes, Python modules,
+    arrays, tensors, tapes, generators.  Cycles and depth do no harm.
+
+    Raises `StateError` for a layer or parameter that is only in a set, which has no order.
     """
     for path, obj, first in visit(root):
         if first:
@@ -41,6 +45,7 @@ def walk(root: Any) -> Iterator[tuple[str, Any]]:
 def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
     """Like `walk`, but objects met again come again, with False, and are not gone into."""
     seen: dict[int, Any] = {}  # holds the objects: an id may not be used again meanwhile
+    unordered: list[tuple[str, Any]] = []  # what sets hold, with the path of the set
     stack = [("", root)]
     while stack:
         path, obj = stack.pop()
@@ -51,9 +56,30 @@ def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
             continue
         seen[id(obj)] = obj
         yield path, obj, True
-        if type(obj) is not Param:
+        if isinstance(obj, (set, frozenset)):
+            unordered.extend((path, part) for part in obj if type(part) not in _PLAIN)
+        elif type(obj) is not Param:
             parts = [(n, part) for n, part in children(obj) if type(part) not in _PLAIN]
             stack.extend((join(path, name), part) for name, part in reversed(parts))
+    if unordered:
+        _refuse_unordered(unordered, seen)
+
+
+def _refuse_unordered(unordered: list[tuple[str, Any]], seen: dict[int, Any]) -> None:
+    """Raises for a layer or parameter that only a set leads to: in another order at each run."""
+    while unordered:
+        path, obj = unordered.pop()
+        if type(obj) in _PLAIN or isinstance(obj, _CLOSED) or id(obj) in seen:
+            continue
+        seen[id(obj)] = obj
+        if isinstance(obj, (Module, Param)):
+            what = label(obj) if isinstance(obj, Module) else f"the parameter {obj.name}"
+            raise StateError(
+                f"{path or 'model'}: a set holds {what}. A set has no order, and layers are "
+                "listed, saved and loaded in order. Use a list or a dict. Nothing was changed."
+            )
+        inside = obj if isinstance(obj, (set, frozenset)) else (part for _, part in children(obj))
+        unordered.extend((path, part) for part in inside)
 
 
 def join(path: str, name: str | int) -> str:
@@ -64,9 +90,9 @@ def children(obj: Any) -> Iterable[tuple[str | int, Any]]:
     """The parts of one object by name; see `walk`."""
     if isinstance(obj, Module):
         return obj.fields()
-    if isinstance(obj, dict):
+    if isinstance(obj, (dict, types.MappingProxyType)):
         return [(str(key), part) for key, part in obj.items()]
-    if isinstance(obj, (list, tuple)):
+    if isinstance(obj, (list, tuple, deque)):
         return zip(getattr(obj, "_fields", range(len(obj))), obj, strict=True)
     if isinstance(obj, types.FunctionType):
         return _parts_of_function(obj)
