@@ -13,6 +13,7 @@ import pytest
 
 import recur
 from recur import Chain, Param, Recur, Tape, WeightDrop, ops, resample
+from recur.errors import StateError
 from recur.inspect import gradcheck
 from recur.module import Module, raw_weights
 from recur.tape import current
@@ -239,6 +240,52 @@ def test_a_new_fixed_mask_serves_at_once_within_a_scope(rng):
         wd(np.ones(N_IN))
         wd.set_mask("Wh", np.zeros((N_OUT, N_OUT)))
         assert not recur.value(wd.layer.cell.Wh).any()
+
+
+@pytest.mark.parametrize("shape", [(4 * N_OUT, N_OUT), (1, N_OUT)], ids=["whole", "by column"])
+def test_a_fixed_mask_is_saved_and_loaded_with_the_model(dtype, shape, rng, tmp_path):
+    wd = dropped("lstm", dtype, rng)
+    model = Chain(wd, recur.Dense(N_OUT, 1, dtype=dtype))
+    mask = rng.integers(0, 2, shape)
+    wd.set_mask("Wh", mask)
+    path = "layers.0.masks.cell.Wh"
+    np.testing.assert_array_equal(recur.buffers(model)[path], mask)
+    recur.save(model, tmp_path / "m.safetensors")
+    other = recur.load(tmp_path / "m.safetensors")
+    X = sequence(rng, dtype)
+    want, grads = recur.withgradient(lambda m: m(X).sum(), recur.reset(model))
+    found, same = recur.withgradient(lambda m: m(X).sum(), other)
+    assert want == found and all(np.array_equal(grads[p], same[p]) for p in grads)
+    assert recur.buffers(other)[path].dtype == mask.dtype
+    other[0].set_mask("Wh", None)  # and drawing goes on
+    assert path not in recur.state_dict(other)
+    recur.withgradient(lambda m: m(X).sum(), recur.reset(other))
+    assert other[0].mask("Wh").shape == (4 * N_OUT, N_OUT)
+
+
+def test_loading_fixes_the_saved_mask_at_once_within_a_scope_and_names_one_that_fits_nowhere(rng):
+    wd, other, drawing = (dropped("rnn", np.float64, rng) for _ in range(3))
+    wd.set_mask("Wh", np.zeros((N_OUT, N_OUT)))
+    other.set_mask("Wh", np.ones((N_OUT, N_OUT)))
+    with Tape():
+        other(np.ones(N_IN))
+        recur.load_state_dict(other, recur.state_dict(wd))
+        assert not recur.value(other.layer.cell.Wh).any()
+    with pytest.raises(StateError, match=r"the model has no masks\.cell\.Wh"):
+        recur.load_state_dict(drawing, recur.state_dict(wd))
+    assert "masks.cell.Wh" not in recur.state_dict(drawing)
+
+
+def test_a_file_whose_fixed_mask_does_not_fit_is_damaged(rng, tmp_path, monkeypatch):
+    wd = dropped("rnn", np.float32, rng)
+    wd.set_mask("Wh", np.ones((N_OUT, N_OUT)))
+    honest = wd.config()
+    monkeypatch.setattr(
+        WeightDrop, "config", lambda _: {**honest, "fixed": {"cell.Wh": [10**7, 10**7]}}
+    )
+    recur.save(wd, tmp_path / "m.safetensors")
+    with pytest.raises(recur.FormatError, match=r"the mask of cell\.Wh has shape"):
+        recur.load(tmp_path / "m.safetensors")
 
 
 # ---------------------------------------------------------------------- backward

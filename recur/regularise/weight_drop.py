@@ -80,6 +80,15 @@ class WeightMasks(WindowMasks):
     def fields(self) -> list[tuple[str, Any]]:
         return []  # parameters belong to the layer, not to what was made of them
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        """The masks that were fixed, by the weight's path; they are saved with the model."""
+        return dict(self.fixed)
+
+    def load_buffers(self, new: dict[str, np.ndarray]) -> None:
+        """Fixes masks of the shapes of those that are fixed."""
+        for path, mask in new.items():
+            self.fix(path, np.array(mask))
+
     def fix(self, path: str, mask: np.ndarray | None) -> None:
         """Lets `mask` serve from now on, or goes back to drawing."""
         self.fixed.pop(path, None)
@@ -249,14 +258,14 @@ class WeightDrop(Module):
     def set_mask(self, name: str, mask: Any) -> None:
         """Fixes a mask, through scopes and resets, until `set_mask(name, None)`.
 
-        mask  broadcasts to the weight; copied.  It is no part of a file
+        mask  broadcasts to the weight; copied.  It is saved with the model, as a buffer
 
         Raises `ShapeError` if it does not fit.
         """
         path = self._path(name)
         if mask is not None:
             shape = self.raw(name).shape
-            mask = np.array(numeric(f"WeightDrop: the mask of {name}", mask))
+            mask = numeric(f"WeightDrop: the mask of {name}", mask)
             if mask.ndim != len(shape) or any(
                 n not in (1, full) for n, full in zip(mask.shape, shape, strict=True)
             ):
@@ -264,6 +273,7 @@ class WeightDrop(Module):
                     f"{self!r}: the mask of {name} has shape {mask.shape}, expected {shape} or 1 "
                     "for an axis along which it is constant. Nothing was changed."
                 )
+            mask = np.array(mask)
         self.masks.fix(path, mask)
 
     def remove(self) -> Any:
@@ -272,6 +282,7 @@ class WeightDrop(Module):
             owner, name = _owner(self.layer, path)
             owner.restore_weight(name)
         self.masks.shapes = {}
+        self.masks.fixed = {}
         return self.layer
 
     def computes(self) -> list[tuple[Module, str]]:
@@ -297,7 +308,18 @@ class WeightDrop(Module):
             "p": self.p,
             "variational": self.variational,
             "active": self.masks.active,
+            "fixed": {path: list(mask.shape) for path, mask in self.masks.fixed.items()},
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], version: int) -> WeightDrop:
+        """A new layer; masks that were fixed have their shapes, and values of no meaning."""
+        options = dict(config)
+        shapes = options.pop("fixed", {})
+        layer = cls(**options)
+        for name, shape in shapes.items():
+            layer.set_mask(name, np.broadcast_to(np.uint8(1), shape))  # no memory, whatever it says
+        return layer
 
 
 def _path_of(layer: Any, name: str) -> str:
