@@ -179,8 +179,24 @@ def test_temperature_zero_takes_the_likeliest_character_of_the_running_state(tra
     assert out == text[1:] + "\n"
 
 
-def test_unknown_characters_of_a_prompt_are_read_as_unknown(trained, capsys):
-    assert run(capsys, "sample", trained, "--prompt", "日本", "--length", "3")[0] == 0
+def test_unknown_characters_of_a_prompt_are_named_and_read_as_unknown(trained, capsys):
+    code, out, err = run(capsys, "sample", trained, "--prompt", "the 日本日\t", "--length", "3")
+    assert code == 0 and out.startswith("the 日本日\t")
+    assert err == "recur: the model's alphabet lacks '日', '本', '\\t'; each reads as unknown\n"
+    assert run(capsys, "sample", trained, "--prompt", "the cat", "--length", "3")[2] == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_character_that_the_output_cannot_hold_is_escaped(trained, in_tmp_path, encoding):
+    result = subprocess.run(
+        [sys.executable, "-m", "recur", "sample", trained, "--prompt", "é\udcff", "--length", "3"],
+        cwd=in_tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+    assert result.returncode == 0 and b"Traceback" not in result.stderr
+    start = "é".encode() if encoding == "utf-8" else rb"\xe9"
+    assert result.stdout.startswith(start + rb"\udcff")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ _SUBCOMMANDS = (demo, training, sample, serve, evaluate, info, convert)
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; errors become one sentence, no traceback."""
     arguments = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character of a text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments.run(arguments)
         sys.stdout.flush()

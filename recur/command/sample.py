@@ -33,6 +33,10 @@ def add_to(subcommands: argparse._SubParsersAction) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     model = CharacterModel.load(arguments.model)
+    unknown = model.alphabet.unknown(arguments.prompt)
+    if unknown:
+        listed = ", ".join(map(repr, unknown))
+        print(f"recur: the model's alphabet lacks {listed}; each reads as unknown", file=sys.stderr)
     rng = np.random.default_rng(arguments.seed)
     write = sys.stdout.write
     write(arguments.prompt)

@@ -37,7 +37,12 @@ class Alphabet:
         found = np.append(self._points, 0)[numbers] == points
         return np.where(found, numbers + 1, 0)
 
+    def unknown(self, text: str) -> str:
+        """The characters of `text` that are not among these, each once."""
+        return "".join(c for c in dict.fromkeys(text) if not self.encode(c)[0])
+
     def decode(self, numbers: Iterable[int]) -> str:
+        """The text whose `encode` gives these numbers; 0 becomes `UNKNOWN`."""
         return "".join(self.characters[int(number)] for number in numbers)
 
     @classmethod
