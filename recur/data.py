@@ -125,6 +125,7 @@ class Windows:
         self.position = 0
 
     def state_dict(self) -> dict[str, int]:
+        """The place among the windows, for checkpoints: `load_state_dict` goes on from it."""
         return {**self._make(), "position": self.position, "epoch": self.epoch}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -240,6 +241,7 @@ class DataLoader:
         return samples if self._collate is False else self._collate(samples)
 
     def state_dict(self) -> dict[str, Any]:
+        """The place in the epoch, and the generator that its order is drawn from."""
         return {
             "samples": self._samples,
             "position": self.position,

@@ -4,8 +4,12 @@ names."""
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,30 @@ def test_every_public_name_is_there_and_listed_before_it_is_used():
     code = "import recur\nprint(*set(recur.__all__) - set(dir(recur)))"
     assert run(code).split() == []
     assert [name for name in recur.__all__ if not hasattr(recur, name)] == []
+
+
+def public() -> Iterator[tuple[str, object]]:
+    """What users may call, by name: that of each `__all__`, and the methods of its classes."""
+    rooms = [name for _, name, _ in pkgutil.walk_packages(recur.__path__, "recur.")]
+    for room in map(importlib.import_module, ["recur", *rooms]):
+        for name in getattr(room, "__all__", ()):
+            member = getattr(room, name)
+            if not callable(member) or not getattr(member, "__module__", "").startswith("recur"):
+                continue
+            yield f"{room.__name__}.{name}", member
+            if inspect.isclass(member):
+                for method in dir(member):
+                    found = getattr(member, method, None)
+                    if not method.startswith("_") and (
+                        callable(found) or isinstance(found, property)
+                    ):
+                        yield f"{room.__name__}.{name}.{method}", found
+
+
+def test_every_public_name_and_method_has_a_docstring():
+    described = dict(public())
+    assert {"recur.Chain.run", "recur.io.flux.load", "recur.Tensor.shape"} <= set(described)
+    assert [name for name, member in described.items() if not inspect.getdoc(member)] == []
 
 
 def test_a_name_that_recur_does_not_have_is_an_attribute_error():

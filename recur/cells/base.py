@@ -63,6 +63,7 @@ class Cell(Module):
 
     @property
     def state_names(self) -> tuple[str, ...]:
+        """The name of each part of the state."""
         return ("h",) if self.state_type is None else self.state_type._fields  # type: ignore
 
     @property

@@ -35,13 +35,16 @@ class CharacterModel:
 
     @property
     def start(self) -> int:
+        """The number of the newline that a text counts as preceded by."""
         return int(self.alphabet.encode("\n")[0])
 
     @property
     def metadata(self) -> dict[str, str]:
+        """What a file needs besides the chain: the alphabet."""
         return {_METADATA: json.dumps(self.alphabet.characters[1:])}
 
     def save(self, path: AnyPath) -> None:
+        """Writes a file that `load` reads, and `recur.load` too, as a chain."""
         models.save(self.chain, path, metadata=self.metadata)
 
     @classmethod

@@ -150,9 +150,11 @@ class Picture:
         width: float = 1,
         title: str = "",
     ) -> None:
+        """Adds a rectangle whose upper left corner is (x, y)."""
         self.shapes.append(Box(x, y, w, h, round, fill, stroke, width, title))
 
     def disc(self, x: float, y: float, r: float, **style: Any) -> None:
+        """Adds a disc around (x, y); `style` as for `box`."""
         self.box(x - r, y - r, 2 * r, 2 * r, round=r, **style)
 
     def line(
@@ -162,6 +164,7 @@ class Picture:
         width: float = 1.0,
         dash: tuple[float, ...] = (),
     ) -> None:
+        """Adds a line through `points`."""
         self.shapes.append(Shape(tuple(points), False, None, stroke, width, dash))
 
     def arrow(
@@ -179,6 +182,7 @@ class Picture:
         self.shapes.append(Shape((tip, left, right), True, stroke, None, 0, ()))
 
     def polygon(self, points: Sequence[Point], fill: str) -> None:
+        """Adds a filled polygon without an edge."""
         self.shapes.append(Shape(tuple(points), True, fill, None, 0, ()))
 
     def text(
@@ -192,6 +196,7 @@ class Picture:
         fill: str = "#222222",
         bold: bool = False,
     ) -> None:
+        """Adds a line of text at (x, y)."""
         self.shapes.append(Text(x, y, words, size, anchor, fill, bold))
 
     # ------------------------------------------------------------ showing

@@ -46,6 +46,10 @@ class Container(Module):
             return self.run(xs, options)
 
     def run(self, xs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """What a call on the inputs `xs` gives; if it raises, the call undoes what layers changed.
+
+        options  those of `lengths=`, `mask=`, `truncate_every=`, `remat=` that were given
+        """
         raise NotImplementedError
 
     def hold(self, layers: Sequence[Any], named: dict[str, Any]) -> None:

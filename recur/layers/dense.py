@@ -40,6 +40,7 @@ class StepLayer(Module):
         return self.apply(x)
 
     def apply(self, x: Any) -> Any:
+        """The layer's output for one array: a step (n,), (n, B), or a sequence (n, B, T)."""
         raise NotImplementedError
 
 

@@ -157,11 +157,13 @@ def _refused(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
 
 
 def _reshape_method(self: Operand, *shape: Any, order: str = "C") -> Any:
+    """`ops.reshape`: t.reshape(2, 3) or t.reshape((2, 3)); one size may be -1."""
     one = len(shape) == 1 and not isinstance(shape[0], int | np.integer)
     return arrays.reshape(self, shape[0] if one else shape, order=order)
 
 
 def _transpose_method(self: Operand, *axes: Any) -> Any:
+    """`ops.transpose`: t.transpose(), t.transpose(1, 0, 2) or t.transpose((1, 0, 2))."""
     if not axes or axes == (None,):
         return arrays.transpose(self)
     one = len(axes) == 1 and not isinstance(axes[0], int | np.integer)
@@ -172,7 +174,14 @@ def _value_method(name: str) -> Callable[..., Any]:
     def method(self: Operand, *args: Any, **options: Any) -> Any:
         return getattr(np.asarray(value(self)), name)(*args, **options)
 
+    method.__name__ = name
+    method.__doc__ = f"`ndarray.{name}` of the value: a plain result, without gradient."
     return method
+
+
+def _last_axes_swapped(self: Operand) -> Any:
+    """`t.swapaxes(-1, -2)`."""
+    return arrays.swapaxes(self, -1, -2)
 
 
 def _install() -> None:
@@ -211,7 +220,7 @@ def _install() -> None:
         "__array_function__": _array_function,
         "__getattr__": _attribute,
         "T": property(arrays.transpose),
-        "mT": property(lambda self: arrays.swapaxes(self, -1, -2)),
+        "mT": property(_last_axes_swapped),
         "reshape": _reshape_method,
         "transpose": _transpose_method,
         **{name: _value_method(name) for name in ("argmax", "argmin", "argsort", "any", "all")},

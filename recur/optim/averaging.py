@@ -129,9 +129,11 @@ class NonMonotonicTrigger:
             start_averaging(event.opt)
 
     def state_dict(self) -> dict[str, Any]:
+        """The validation losses so far, for checkpoints."""
         return {"losses": np.array(self.losses)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from the losses that `state_dict` gave."""
         self.losses = np.asarray(saved["losses"]).tolist()
 
 

@@ -292,6 +292,7 @@ class _Moments(Elementwise):
         return {"mean": np.zeros_like(x), "square": np.zeros_like(x)}
 
     def moments(self, state: State, dx: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The decayed means of dx and of dx², moved on in `state` by this gradient."""
         m, v = state["mean"], state["square"]
         _decayed(m, self.beta[0], dx)
         _decayed_square(v, self.beta[1], dx)

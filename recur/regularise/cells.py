@@ -76,6 +76,7 @@ class Zoneout(Cell):
 
     @property
     def state_type(self) -> type[tuple] | None:  # type: ignore[override]
+        """That of the cell."""
         return self.cell.state_type
 
     def equations(self, x: Any, *state: Any) -> tuple[State, Any]:
@@ -148,6 +149,7 @@ class _CandidateDropout(WindowMasks, KernelCell):
         return super().run_sequence(X, state, lengths, remat, layer)
 
     def candidate(self, x: Any) -> Any:
+        """tanh(x), while the layer is active dropped by the scope's mask."""
         n = ops.tanh(x)
         if not self._drops:
             return n

@@ -204,6 +204,7 @@ class WeightDrop(Module):
 
     @property
     def p(self) -> float:
+        """The probability that an entry of a weight is dropped."""
         return self.masks.p
 
     @property
@@ -213,6 +214,7 @@ class WeightDrop(Module):
 
     @property
     def generator(self) -> np.random.Generator:
+        """Where masks are drawn from."""
         return self.masks.generator
 
     def fields(self) -> list[tuple[str, Any]]:

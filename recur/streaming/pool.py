@@ -59,10 +59,12 @@ class Pool:
 
     @property
     def model(self) -> Any:
+        """The model that the streams run."""
         return self.plan.model
 
     @property
     def title(self) -> str:
+        """The pool in error messages: StreamPool(LSTM(3 => 5))."""
         return f"StreamPool({self.plan.title})"
 
     def __repr__(self) -> str:

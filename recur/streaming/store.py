@@ -59,7 +59,7 @@ class StateStore(Protocol):
         """Lets go of files and connections."""
 
 
-class MemoryStore:
+class MemoryStore(StateStore):
     """A store in this process: for tests, and for pools that hand streams to each other."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -122,7 +122,7 @@ INSERT INTO epochs SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM epochs);
 """
 
 
-class SQLiteStore:
+class SQLiteStore(StateStore):
     """A store in one file, for the processes of one machine.
 
     path     the database; `<path>-wal` and `<path>-shm` lie beside it while it is open
@@ -242,7 +242,7 @@ return 1
 """
 
 
-class RedisStore:
+class RedisStore(StateStore):
     """A store on a Redis server, for any number of machines.
 
     url     "redis://host:6379/0", as `redis.Redis.from_url` takes it

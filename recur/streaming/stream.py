@@ -52,6 +52,7 @@ class Stream:
 
     @property
     def model(self) -> Any:
+        """The model that the stream runs."""
         return self._plan.model
 
     @property

@@ -34,6 +34,10 @@ class Op:
         self.name = name
 
     def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
+        """Adds to the sweep what each input of `node` gets.
+
+        grads  the gradient of each output that has one, by its place, in the output's shape
+        """
         raise TypeError(f"{self.name} has no gradient")
 
     def __repr__(self) -> str:

@@ -23,22 +23,27 @@ class Operand:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The size of each axis."""
         return self._value.shape
 
     @property
     def ndim(self) -> int:
+        """How many axes there are."""
         return self._value.ndim
 
     @property
     def size(self) -> int:
+        """How many numbers there are."""
         return self._value.size
 
     @property
     def dtype(self) -> np.dtype:
+        """The type of the numbers."""
         return self._value.dtype
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the value, without what its history holds."""
         return self._value.nbytes
 
     def __len__(self) -> int:

@@ -41,6 +41,7 @@ class History:
 
     @property
     def steps(self) -> int:
+        """How many updates there were."""
         return len(self.losses)
 
 

@@ -53,6 +53,7 @@ class Progress:
             print(text, file=self._file, flush=True)
 
     def close(self) -> None:
+        """Ends the bar, or prints the last line."""
         if self._bar is not None:
             self._bar.close()
         elif self._done > self._printed:
