@@ -312,6 +312,42 @@ def embedding_gather(table: Array, index: Array, out: Array | None = None) -> Ar
 def embedding_scatter_add(dY: Array, index: Array, out: Array, *, accumulate: bool) -> None:
     """out (V, F) at index[n] += dY[n], in order of n.  accumulate=False zeroes out first."""
 
+def gather_rows(blocks: tuple[Array, ...], starts: Array, index: Array, out: Array) -> Array:
+    """out[i] = row index[i] of the blocks laid end to end; returns out.
+
+    blocks  up to 64 arrays (m, ...) like out, whose rows are contiguous, and any distance apart
+    starts  int64: the first row of each block, 0, m0, m0 + m1, ... (ValueError)
+    index   int64 (n,), in range (ValueError)
+    out     (n, ...) of any dtype; shares no memory with the blocks
+    """
+
+def scatter_rows(blocks: tuple[Array, ...], starts: Array, index: Array, rows: Array) -> None:
+    """Row index[i] of the blocks = rows[i], in order of i; arguments as for `gather_rows`."""
+
+NOTE: np.dtype[Any]
+"""What a pool notes of every stream: step int64, digest uint64, time float64, answered bool."""
+
+def mark_rows(
+    blocks: tuple[Array, ...],
+    starts: Array,
+    index: Array,
+    now: float,
+    digests: Array | None = None,
+) -> None:
+    """Notes of a step: step += 1, digest (0 without digests, (n,) uint64), time = now, answered.
+
+    blocks  as for `gather_rows`, of records NOTE
+    """
+
+def hash_rows(rows: Array) -> Array:
+    """A hash of each row's bytes, never 0: rows (n, ...) of any dtype -> (n,) uint64.
+
+    Of the row's 32-bit words w_j (the last filled up with zeros; at least one) and the odd numbers
+    o_j = j * 9E3779B97F4A7C15 | 1 (j from 1): m_j = (w_j + 1) o_j; the sum of
+    (m_j ^ m_j >> 29) * BF58476D1CE4E5B9, all modulo 2**64, exclusive-or its upper half, with bit 0
+    set.
+    """
+
 def descent_update(x: Array, g: Array, *, rate: float, scale: float = 1) -> None:
     """x -= rate scale g, in place: x, g (n,), not overlapping.  Subnormals are kept."""
 

@@ -14,7 +14,7 @@ import numpy as np
 cimport cython
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -28,4 +28,5 @@ include "_csrc/products.pxi"
 include "_csrc/cells.pxi"
 include "_csrc/stepper.pxi"
 include "_csrc/rows.pxi"
+include "_csrc/slots.pxi"
 include "_csrc/updates.pxi"

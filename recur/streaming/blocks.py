@@ -3,56 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+
+from recur._kernels import NOTE, gather_rows, mark_rows, scatter_rows
 
 Name: TypeAlias = "str | int"
 
 
-class Piece(NamedTuple):
-    """Some slots that lie in one block.
+class Places:
+    """Some slots: what every access needs to know, found out once.
 
-    rows  their places in the block: a slice, or indices
-    at    their places in the whole selection
+    index  (count,) int64
+    block  the block that holds them one after the other, and
+    rows   the stretch of it that they are; None if there is no such block
     """
 
-    block: dict[Name, np.ndarray]
-    rows: Any
-    at: Any
+    __slots__ = ("block", "count", "index", "rows")
 
-
-class Places:
-    """Some slots, sorted out by block: what every access needs to know, found out once."""
-
-    __slots__ = ("count", "index", "pieces")
-
-    def __init__(self, index: np.ndarray, pieces: list[Piece]) -> None:
+    def __init__(
+        self, index: np.ndarray, block: dict[Name, np.ndarray] | None, rows: slice | None
+    ) -> None:
         self.index = index
         self.count = len(index)
-        self.pieces = pieces
+        self.block = block
+        self.rows = rows
 
-    @property
-    def whole(self) -> Piece | None:
-        """The piece, if the slots follow one another in one block."""
-        first = self.pieces[0] if len(self.pieces) == 1 else None
-        return first if first is not None and isinstance(first.rows, slice) else None
+
+Columns: TypeAlias = dict[Name, tuple[tuple[int, ...], np.dtype]]
+
+
+def slot_columns(parts: Sequence[Any]) -> Columns:
+    """The columns of a pool's slots: every part of a state by its number, and what is noted."""
+    columns: Columns = {i: ((part.size,), part.dtype) for i, part in enumerate(parts)}
+    return columns | {
+        "note": ((), NOTE),
+        "epoch": ((), np.dtype(np.int64)),
+        "due": ((), np.dtype(np.int64)),
+        "saved": ((), np.dtype(np.int64)),
+        "tag": ((16,), np.dtype(np.uint8)),
+    }
 
 
 class Blocks:
     """Slots, each with one row in every column; rows of a column lie packed in each block.
 
-    columns  {name: (shape of a row, dtype)}
+    columns  {name: (shape of a row, dtype)}; the fields of a record are columns of their own, too
     first    slots of the first block; every further block doubles the total
 
     Slots that were given back are used again.  What they held stays until it is overwritten.
     """
 
-    def __init__(self, columns: dict[Name, tuple[tuple[int, ...], np.dtype]], first: int) -> None:
-        self.columns = dict(columns)
+    def __init__(self, columns: Columns, first: int) -> None:
+        self.columns: Columns = dict(columns)
+        self._fields: dict[Name, Name] = {}  # of records, by the record's column
+        for name, (_, dtype) in columns.items():
+            for field in dtype.names or ():
+                self._fields[field] = name
+                self.columns[field] = (), dtype[field]
         self._first = first
         self._starts: list[int] = []  # the first slot of every block
+        self._begins = np.empty(0, np.int64)  # the same as an array
         self._blocks: list[dict[Name, np.ndarray]] = []
+        self._arrays: dict[Name, tuple[np.ndarray, ...]] = {}  # of every column, block by block
         self._capacity = 0
         self._used = 0  # slots from here on were never used
         self._free: list[int] = []
@@ -78,31 +92,47 @@ class Blocks:
     def _grow(self) -> None:
         size = self._capacity or self._first
         block = {
-            name: np.empty((size, *shape), dtype) for name, (shape, dtype) in self.columns.items()
+            name: np.empty((size, *shape), dtype)
+            for name, (shape, dtype) in self.columns.items()
+            if name not in self._fields
         }
+        block |= {field: block[record][field] for field, record in self._fields.items()}
         self._blocks.append(block)
         self._starts.append(self._capacity)
+        self._begins = np.array(self._starts, np.int64)
         self._capacity += size
+        self._line_up()
+
+    def _line_up(self) -> None:
+        self._arrays = {name: tuple(b[name] for b in self._blocks) for name in self.columns}
 
     def add_column(self, name: Name, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """A new column; its rows hold anything."""
         self.columns[name] = shape, dtype
         for block in self._blocks:
             block[name] = np.empty((len(block["step"]), *shape), dtype)
+        self._line_up()
 
     def places(self, index: np.ndarray) -> Places:
         """What accesses to these slots need; index (n,) int64, without repeats."""
-        if len(index) == 0:
-            return Places(index, [])
-        if len(self._blocks) == 1:
-            return Places(index, [Piece(self._blocks[0], _rows(index), slice(None))])
-        number = np.searchsorted(self._starts, index, side="right") - 1
-        found = []
-        for n in np.unique(number).tolist():
-            at = np.flatnonzero(number == n)
-            rows = index[at] - self._starts[n]
-            found.append(Piece(self._blocks[n], _rows(rows), _rows(at)))
-        return Places(index, found)
+        n = len(index)
+        if n == 0:
+            return Places(index, None, None)
+        first, last = int(index[0]), int(index[-1])
+        if last - first == n - 1 and (n < 3 or bool((index[1:] - index[:-1] == 1).all())):
+            block, row = self.one(first)
+            if row + n <= len(block["step"]):
+                return Places(index, block, slice(row, row + n))
+        return Places(index, None, None)
+
+    @staticmethod
+    def part(places: Places, some: slice) -> Places:
+        """A stretch of a selection."""
+        if places.rows is None:
+            return Places(places.index[some], None, None)
+        first, n = places.rows.start, places.count
+        rows = slice(first + min(some.start, n), first + min(some.stop, n))
+        return Places(places.index[some], places.block, rows)
 
     def one(self, slot: int) -> tuple[dict[Name, np.ndarray], int]:
         """The block of a slot, and its row there."""
@@ -113,28 +143,31 @@ class Blocks:
 
     def get(self, name: Name, places: Places, out: np.ndarray | None = None) -> np.ndarray:
         """The rows of a column at these places: a copy, or a view if they are one stretch."""
-        if len(places.pieces) == 1:
-            block, rows, _ = places.pieces[0]
-            if isinstance(rows, slice) and out is None:
-                return block[name][rows]
-            return np.take(block[name], _indices(rows), 0, out, "clip")
-        shape, dtype = self.columns[name]
+        if places.block is not None and out is None:
+            return places.block[name][places.rows]
         if out is None:
+            shape, dtype = self.columns[name]
             out = np.empty((places.count, *shape), dtype)
-        for block, rows, at in places.pieces:
-            out[at] = block[name][rows]
-        return out
+        if places.count == 0:
+            return out
+        return gather_rows(self._arrays[name], self._begins, places.index, out)
 
     def put(self, name: Name, places: Places, new: Any) -> None:
         """Writes rows, (n, ...) or one for all."""
-        for block, rows, at in places.pieces:
-            scalar = not isinstance(new, np.ndarray) or new.ndim == 0
-            block[name][rows] = new if scalar else new[at]
+        if places.block is not None:
+            places.block[name][places.rows] = new
+        elif places.count:
+            shape, dtype = self.columns[name]
+            if not _is_rows(new, (places.count, *shape), dtype):
+                rows = np.empty((places.count, *shape), dtype)
+                rows[...] = new
+                new = rows
+            scatter_rows(self._arrays[name], self._begins, places.index, new)
 
-    def add(self, name: Name, places: Places, n: int) -> None:
-        """Adds `n` to a column of numbers."""
-        for block, rows, _ in places.pieces:
-            block[name][rows] += n
+    def mark(self, places: Places, now: float, digests: np.ndarray | None) -> None:
+        """Notes that these slots were stepped: see `mark_rows`."""
+        if places.count:
+            mark_rows(self._arrays["note"], self._begins, places.index, now, digests)
 
     def each(self, name: Name) -> Iterator[tuple[int, np.ndarray]]:
         """The first slot and the column of every block, up to the last slot that was ever used."""
@@ -142,39 +175,13 @@ class Blocks:
             yield start, block[name][: max(self._used - start, 0)]
 
 
-def _rows(index: np.ndarray) -> Any:
-    """Indices as a slice, if they follow one another."""
-    first, n = int(index[0]), len(index)
-    if int(index[-1]) - first == n - 1 and (n < 3 or bool((np.diff(index) == 1).all())):
-        return slice(first, first + n)
-    return index
-
-
-def _indices(rows: Any) -> Any:
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-
-
-def hashes(rows: np.ndarray) -> np.ndarray:
-    """A hash of each row, (n,) uint64, never 0; rows (n, ...) of any dtype."""
-    n = len(rows)
-    if n == 0:
-        return np.empty(0, np.uint64)
-    words = np.ascontiguousarray(rows).reshape(n, -1).view(np.uint8)
-    padded = np.zeros((n, -(-max(words.shape[1], 1) // 4) * 4), np.uint8)
-    padded[:, : words.shape[1]] = words
-    values = padded.view(np.uint32).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        mixed = (values + np.uint64(1)) * _odd(values.shape[1])
-        mixed ^= mixed >> np.uint64(29)
-        total = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
-        total ^= total >> np.uint64(32)
-    return total | np.uint64(1)
-
-
-def _odd(n: int) -> np.ndarray:
-    """n odd numbers of 64 bits, always the same."""
-    steps = np.arange(1, n + 1, dtype=np.uint64)
-    return (steps * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+def _is_rows(new: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    return (
+        isinstance(new, np.ndarray)
+        and new.shape == shape
+        and new.dtype == dtype
+        and new.flags.c_contiguous
+    )
 
 
 def rows_of(state: Sequence[np.ndarray], at: int) -> list[np.ndarray]:

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from recur._kernels import hash_rows
 from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownStream
-from recur.streaming.blocks import Blocks, Name, Places, hashes, rows_of
+from recur.streaming.blocks import Blocks, Name, Places, rows_of, slot_columns
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
 from recur.streaming.slots import Id, Slots, check_tag, listed
 from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
 from recur.streaming.stages import Scratch
+
+# Streams that step at once: what a step of them gathers stays in the second cache.
+CHUNK = 512
 
 
 class Pool:
@@ -36,20 +40,7 @@ class Pool:
         self.limit = limit
         self._clock = clock
         self._rest = RestState(self.plan, rest)
-        columns: dict[Name, tuple[tuple[int, ...], np.dtype]] = {
-            i: ((part.size,), part.dtype) for i, part in enumerate(self.plan.parts)
-        }
-        columns |= {
-            "step": ((), np.dtype(np.int64)),
-            "answered": ((), np.dtype(bool)),
-            "digest": ((), np.dtype(np.uint64)),
-            "epoch": ((), np.dtype(np.int64)),
-            "time": ((), np.dtype(np.float64)),
-            "due": ((), np.dtype(np.int64)),
-            "saved": ((), np.dtype(np.int64)),
-            "tag": ((16,), np.dtype(np.uint8)),
-        }
-        self._blocks = Blocks(columns, capacity)
+        self._blocks = Blocks(slot_columns(self.plan.parts), capacity)
         self._slots: dict[Id, int] = {}
         self._lock = threading.RLock()
         self._scratch: Scratch = {}
@@ -202,20 +193,20 @@ class Pool:
 
     def _places(self, ids: Iterable[Id]) -> tuple[tuple, Places]:
         names = tuple(ids)
-        found = self._slots
         try:
-            index = np.fromiter((found[id] for id in names), np.int64, len(names))
+            found = list(map(self._slots.__getitem__, names))
         except KeyError:
             # Bringing one stream back may send another away; the second look finds out.
             for id in names:
                 self._slot(id)
-            index = np.fromiter((self._slot(id) for id in names), np.int64, len(names))
-        if len(names) > 1 and len(np.unique(index)) < len(names):
+            found = [self._slot(id) for id in names]
+        if len(set(found)) < len(found):
             twice = next(id for id in names if names.count(id) > 1)
             raise StreamError(
                 f"{self.title}: stream {twice!r} is named twice in one call; its steps follow one "
                 "another. Nothing was changed."
             )
+        index = np.array(found, np.int64)
         return names, self._blocks.places(index)
 
     def slots(self, ids: Iterable[Id]) -> Slots:
@@ -285,7 +276,7 @@ class Pool:
             rows = self.plan.rows(X, places.count)
             if epochs is not None:
                 self._check_epochs(names, places, epochs)
-            digest = None if numbers is None else hashes(rows)
+            digest = None if numbers is None else hash_rows(rows)
             again = None
             if numbers is not None:
                 again = self._check_numbers(names, places, np.asarray(numbers), digest)
@@ -360,7 +351,7 @@ class Pool:
             stored = bool(block["answered"][row]) and number == taken
             self._check_number(id, number, taken, stored)
             held = block["digest"][row]
-            if held and held != hashes(self.plan.rows(x, 1))[0]:
+            if held and held != hash_rows(self.plan.rows(x, 1))[0]:
                 raise self._other_input(id, number)
             return block["answer"][row].copy()
 
@@ -386,21 +377,36 @@ class Pool:
         """Steps these streams and notes everything about it; answers (N, n_out), new."""
         if places.count == 0:
             return self._nothing()
-        answers = np.array(self._stepped(places, rows))
+        answers = self._stepped(places, rows)
         self._know_answer(answers.shape[1:], answers.dtype)
         self._blocks.put("answer", places, answers)
-        self._blocks.put("answered", places, True)
-        self._blocks.put("digest", places, 0 if digest is None else digest)
-        self._blocks.add("step", places, 1)
-        self._blocks.put("time", places, self._clock())
+        self._blocks.mark(places, self._clock(), digest)
         self._finished(names, places)
         return answers
 
     def _stepped(self, places: Places, rows: np.ndarray) -> np.ndarray:
-        """One call of the kernels for any streams: gathers their states, steps, scatters them."""
-        stretch = places.whole
-        if stretch is not None and self.plan.sealed:
-            block, span, _ = stretch
+        """One step of any streams: answers (N, n_out), new.
+
+        States that lie one after the other are stepped where they are, others are gathered and
+        scattered by the kernels.
+        """
+        n = places.count
+        if n <= CHUNK or not self.plan.sealed:
+            return np.array(self._chunk(places, rows))
+        answers = None
+        for start in range(0, n, CHUNK):
+            some = slice(start, start + CHUNK)
+            y = self._chunk(self._blocks.part(places, some), rows[some])
+            if answers is None:
+                answers = np.empty((n, *y.shape[1:]), y.dtype)
+            answers[some] = y
+        assert answers is not None
+        return answers
+
+    def _chunk(self, places: Places, rows: np.ndarray) -> np.ndarray:
+        """Answers to one call of the kernels; they may be a part of the state or of the scratch."""
+        block, span = places.block, places.rows
+        if block is not None and self.plan.sealed:
             state = [block[i][span] for i in range(len(self.plan.parts))]
             return self.plan.step(rows, state, self._scratch)
         state = self._gather(places)
