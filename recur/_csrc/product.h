@@ -34,8 +34,15 @@ static void NAME(pack)(const recur_layout *m, const void *w, ptrdiff_t row_step,
 }
 
 /* Packed weights: panels as above, each of them `panel_size` WEIGHTs, of which the first SCALES a
-   column are that column's scale, a REAL. */
-INLINE ptrdiff_t NAME(panel_size)(ptrdiff_t width, ptrdiff_t depth) { return width * (SCALES + depth); }
+   column are that column's scale, a REAL.  Narrow panels end in a gap, so that the scales of the next
+   one are aligned. */
+INLINE ptrdiff_t NAME(panel_size)(ptrdiff_t width, ptrdiff_t depth) {
+#if SCALES
+    return (width * (SCALES + depth) + SCALES - 1) / SCALES * SCALES;
+#else
+    return width * depth;
+#endif
+}
 
 static ptrdiff_t NAME(weights_size)(const recur_layout *m) {
     return NAME(panels)(m) * NAME(panel_size)(NAME(panel_width)(m), m->depth) * (ptrdiff_t)sizeof(WEIGHT);
