@@ -15,8 +15,8 @@ SAY := @echo "recur:"
 SOURCES := setup.py pyproject.toml $(shell find recur \( -name '__pycache__' -o -name '*.so' \
 	-o -name '_kernels.c' -o -name '_kernels.html' \) -prune -o -print)
 
-.PHONY: help demo test lint docs bench soak bench-peers test-all test-lowest test-oracles sanitize test-dist \
-	dist run-lowest run-oracles clean FORCE
+.PHONY: help demo test lint docs bench soak bench-peers test-all test-lowest test-oracles sanitize valgrind \
+	test-dist dist run-lowest run-oracles clean FORCE
 .DELETE_ON_ERROR:
 
 help:
@@ -26,11 +26,12 @@ help:
 	@echo "make docs          build docs/_build/html"
 	@echo "make bench         measure recur on this machine (ARGS='--filter Step')"
 	@echo "make soak          long runs of live streams: kills, growth, load (hours; keeps a log)"
-	@echo "make bench-peers   measure recur beside other libraries (downloads them, takes an hour)"
+	@echo "make bench-peers   measure recur beside other libraries (downloads them, takes 40 minutes)"
 	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
 	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
 	@echo "make test-oracles  the comparisons with torch, onnxruntime and others (downloads them)"
-	@echo "make sanitize      the kernels' tests under AddressSanitizer and UBSan (GCC, Linux)"
+	@echo "make sanitize      the kernels' tests under AddressSanitizer and UBSan, on every CPU path (GCC, Linux)"
+	@echo "make valgrind      a small run of the kernels under valgrind's memcheck (Linux)"
 	@echo "make test-dist     the tests of the wheel, made from the sdist, outside this tree"
 	@echo "make dist          dist/*.tar.gz and dist/*.whl"
 	@echo "make clean         remove environments and build products"
@@ -81,7 +82,7 @@ soak: $(VENV)/recur.installed $(VENV)/test.group
 
 bench-peers:
 	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \
-		sh benchmarks/compare.sh "$$2" .venv-peers benchmarks/results
+		sh benchmarks/compare.sh "$$2" .venv-peers benchmarks/results $(ARGS)
 
 # --- other environments
 
@@ -118,10 +119,22 @@ $(VENV)/sanitized/made: $(VENV)/made-by $(SOURCES)
 	@rm -rf build recur/_kernels.c  # with the checks of RECUR_DEBUG in it
 	@touch $@
 
+# ARCHS names the CPU paths; unless given, all that this machine can run.
 sanitize: $(VENV)/sanitized/made $(VENV)/recur.installed $(VENV)/test.group
-	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$(abspath $(VENV))/sanitized" \
-		$(BIN)/pytest tests/test_kernels_*.py $(ARGS)
+	@for path in $${ARCHS:-$$($(BIN)/python tools/paths.py)}; do \
+		echo "recur: the kernels' tests under sanitizers on $$path"; \
+		RECUR_ARCH=$$path LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+			UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$(abspath $(VENV))/sanitized" \
+			$(BIN)/pytest --capture=sys tests/test_kernels_*.py $(ARGS) || exit 1; \
+	done
+
+# Python's own allocator would hide blocks from valgrind, and its string functions read past the ends
+# of theirs: tools/valgrind.supp names what is not recur's.
+valgrind: $(VENV)/recur.installed
+	@command -v valgrind >/dev/null || { echo "recur: valgrind is missing; install it (Debian:" \
+		"apt install valgrind)" >&2; exit 1; }
+	PYTHONMALLOC=malloc OPENBLAS_NUM_THREADS=1 valgrind --quiet --error-exitcode=1 \
+		--suppressions=tools/valgrind.supp $(BIN)/python tools/small_run.py
 
 dist: $(VENV)/made-by $(VENV)/dist.group
 	$(SAY) "building the sdist, and the wheel from it, into dist/"
