@@ -50,8 +50,8 @@ class Benchmark(NamedTuple):
         return lambda: method(*self.values)
 
 
-def benchmarks(pattern: str = "") -> Iterator[Benchmark]:
-    """Those whose name contains `pattern`, in the order of the source."""
+def benchmarks(*patterns: str) -> Iterator[Benchmark]:
+    """Those whose name contains one of `patterns` (all without one), in the order of the source."""
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
     suite = importlib.import_module("suite")
@@ -60,7 +60,7 @@ def benchmarks(pattern: str = "") -> Iterator[Benchmark]:
         for owner in names.values():
             if isinstance(owner, type) and owner.__module__ == f"suite.{module.name}":
                 for found in _of(owner):
-                    if pattern in found.name:
+                    if not patterns or any(pattern in found.name for pattern in patterns):
                         yield found
 
 
@@ -140,7 +140,12 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--filter", default="", help="only benchmarks whose name contains this")
+    add(
+        "--filter",
+        action="append",
+        default=[],
+        help="only benchmarks whose name contains this; given several times, one of these",
+    )
     add("--seconds", type=float, default=0.5, help="of measuring, for each (%(default)g)")
     add("--once", action="store_true", help="run each once, which measures nothing well")
     add("--threads", type=int, default=1, help="of recur and of BLAS (%(default)s)")
@@ -148,12 +153,12 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(given.threads)))  # before any import
     results = {}
-    for benchmark in benchmarks(given.filter):
+    for benchmark in benchmarks(*given.filter):
         result = measure(benchmark, given.seconds, given.once)
         results[benchmark.name] = result
         print(f"{shown(result['value'], result['unit']):>16}  {benchmark.name}", flush=True)
     if not results:
-        parser.error(f"no benchmark's name contains {given.filter!r}")
+        parser.error(f"no benchmark's name contains {' or '.join(map(repr, given.filter))}")
     if given.json:
         report = {"machine": machine(), "results": results}
         Path(given.json).write_text(json.dumps(report, indent=1) + "\n")

@@ -3,6 +3,7 @@ import json
 import sys
 
 ANCHORS = ("onednn", "cfloor")
+APART = ("bfloat16", "float16", "int8", "m(X), tape")      # recur's, which compute something else
 TITLES = {"step": "1. Streaming: one step, batch 1", "mstep": "2. One step of 64 streams",
           "seq": "3. Sequence inference, T=100", "train": "4. Training step: forward + backward, all gradients",
           "loop": "5. Step by step through autograd (`for x in xs: h = cell(x, h)`), T=100",
@@ -19,8 +20,15 @@ def table(head, rows):
 
 
 def best(rows, **kw):
-    m = [r for r in rows if "us" in r and all(r[k] == v for k, v in kw.items())]
+    m = [r for r in rows if "us" in r and r["variant"] not in APART and all(r[k] == v for k, v in kw.items())]
     return min(m, key=lambda r: r["us"]) if m else None
+
+
+def dumped(out):
+    """The JSON of a run, one result a line."""
+    head = json.dumps({k: v for k, v in out.items() if k != "results"}, indent=1, default=str)
+    rows = ",\n".join(json.dumps(r, default=str) for r in out["results"])
+    return head[:-2] + ',\n "results": [\n' + rows + "\n ]\n}\n"
 
 
 def render(out):
@@ -85,14 +93,14 @@ def render(out):
             md += ["<details><summary>peers with several variants</summary>", "",
                    table(["case", "peer", "variant", "threads", "median"], body), "</details>", ""]
         if wl == "growth":
-            ps = [p for p in out["versions"] if any(r["peer"] == p and "hwm_mib" in r for r in rows)]
+            ps = list(dict.fromkeys((r["peer"], r["variant"]) for r in rows if "hwm_mib" in r))
             ts = sorted({r["T"] for r in rows})
             body = []
             for p in ps:
-                m = {r["T"]: r for r in rows if r["peer"] == p and "hwm_mib" in r}
+                m = {r["T"]: r for r in rows if (r["peer"], r["variant"]) == p and "hwm_mib" in r}
                 hi, lo = max(m), min(m)
                 per = (m[hi]["hwm_mib"] - m[lo]["hwm_mib"]) * 1024 / (hi - lo) if hi > lo else 0
-                body.append([p] + [f"{m[t]['hwm_mib']:.0f}" if t in m else "-" for t in ts] +
+                body.append([": ".join(p)] + [f"{m[t]['hwm_mib']:.0f}" if t in m else "-" for t in ts] +
                             [f"{m[lo]['rss0_mib']:.0f}", f"{per:.0f}", f"{m[hi]['us'] / m[lo]['us'] / (hi / lo):.2f}"])
             md += ["Peak resident MiB, whole process", "", table(["peer"] + [f"T={t}" for t in ts] +
                    ["after import", "KiB per step", "time vs linear"], body)]

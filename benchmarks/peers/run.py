@@ -18,7 +18,9 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import choice                                              # noqa: E402
 import limits                                              # noqa: E402
+import report                                              # noqa: E402
 import sizes                                               # noqa: E402
 from adapters import PEERS, THREAD_VARS                    # noqa: E402
 from cases import GRID, WORKLOADS                          # noqa: E402
@@ -51,11 +53,12 @@ ONE_THREAD_ONLY = {"thinc"}                # has no threading of its own
 
 
 class Worker:
-    def __init__(self, peer, python, threads, logdir):
-        self.peer, self.python, self.threads, self.logdir = peer, python, threads, logdir
-        self.start()
+    def __init__(self, peer, python, threads, logdir, only=None):
+        self.peer, self.python, self.threads, self.logdir, self.only = peer, python, threads, logdir, only
+        self.spawn()
 
-    def start(self):
+    def spawn(self):
+        """Starts the process, and does not wait for it."""
         env = base_env(self.peer, self.threads, ENV.get(self.peer, lambda t: {})(self.threads))
         cmd = [self.python, os.path.join(HERE, "worker.py"), self.peer, str(self.threads)]
         if self.peer in PINNED_TO_ONE and self.threads == 1:
@@ -63,10 +66,14 @@ class Worker:
         self.err = open(os.path.join(self.logdir, f"{self.peer}-t{self.threads}.log"), "ab")
         self.p = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.err, env=env)
         self.buf = b""
+
+    def ready(self):
+        """Waits until the library is imported; returns self."""
         r = self.read(180)
         if not r.get("ok"):
             raise RuntimeError(r.get("error", "did not start"))
         self.versions, self.rss0 = r["versions"], r["rss_kib"]
+        return self
 
     def read(self, timeout):
         end = time.time() + timeout
@@ -86,7 +93,8 @@ class Worker:
     def ask(self, timeout=90, **m):
         if self.p.poll() is not None:
             try:
-                self.start()
+                self.spawn()
+                self.ready()
             except RuntimeError as e:
                 return {"ok": False, "error": str(e)}
             if m["cmd"] == "measure":
@@ -111,11 +119,14 @@ def run_case(case, workers, a, results):
     for w in workers:
         r = w.ask(cmd="variants", case=case.dict())
         for v in r.get("variants", []):
+            if w.only not in (None, v) or not (a.all or choice.worth(w.peer, v, case, w.threads)):
+                continue
             key = f"{w.peer}/{w.threads}/{v}"
             # results are checked once, at the peer's highest thread count; never where memory is read
             check = case.workload != "growth" and (
                 a.check_all or w.threads == max(x.threads for x in workers if x.peer == w.peer))
-            b = w.ask(cmd="build", case=case.dict(), variant=v, id=key, check=check, timeout=a.build_timeout)
+            b = w.ask(cmd="build", case=case.dict(), variant=v, id=key, check=check,
+                      reference=a.reference, timeout=a.build_timeout)
             row = {"case": case.id, **case.dict(), "peer": w.peer, "threads": w.threads, "variant": v}
             if not b.get("ok"):
                 row["error"] = b.get("error")
@@ -149,6 +160,8 @@ def run_case(case, workers, a, results):
         results.append(row)
     for w in workers:
         w.ask(cmd="drop")
+    if os.path.exists(a.reference):
+        os.remove(a.reference)
     ok = sorted((r for _, _, r in live if "us" in r), key=lambda r: r["us"])
     log(f"  {case.id}: " + "  ".join(f"{r['peer']}/{r['threads']} {r['us']:.0f}" for r in ok[:6]))
 
@@ -168,6 +181,7 @@ def main():
     ap.add_argument("--check-all", action="store_true", help="check results at every thread count")
     ap.add_argument("--fresh", action="store_true",
                     help="new processes for each case: no heap left by earlier cases (slower)")
+    ap.add_argument("--all", action="store_true", help="also peers that cannot be the best one (choice.py)")
     ap.add_argument("--filter", default="", help="only cases whose id contains this")
     ap.add_argument("--limits-from", help="take the machine's limits from an earlier JSON instead of measuring them")
     a = ap.parse_args()
@@ -178,13 +192,13 @@ def main():
         cand = os.path.join(a.envs, p, "bin", "python") if a.envs else ""
         py[p] = cand if cand and os.path.exists(cand) else sys.executable
     out = {"machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "python": platform.python_version(),
-                       "date": time.strftime("%Y-%m-%d")},
+                       "vectors": vectors(), "date": time.strftime("%Y-%m-%d")},
            "settings": {k: getattr(a, k) for k in ("rounds", "budget", "warm")}, "versions": {}, "notes": [],
            "limits": None, "import": {}, "results": []}
 
     def save():
         with open(a.json, "w") as f:
-            json.dump(out, f, indent=1, default=str)
+            f.write(report.dumped(out))
 
     if a.limits_from:
         with open(a.limits_from) as f:
@@ -196,36 +210,45 @@ def main():
         log("import")
         out["import"] = sizes.measure({p: py[p] for p in peers}, base_env)
     logdir = os.path.splitext(a.json)[0] + ".logs"
+    a.reference = os.path.join(logdir, "reference.npz")
     cases = [c for c in GRID if c.workload in wl and a.filter in c.id]
     workers = []
     if cases:
         os.makedirs(logdir, exist_ok=True)
     for p in peers if cases else ():
-        for t in (min(threads),) if p in ONE_THREAD_ONLY else threads:
-            try:
-                w = Worker(p, py[p], t, logdir)
-            except RuntimeError as e:
-                out["notes"].append(f"{p} skipped: {e}")
-                log(out["notes"][-1])
-                break
-            out["versions"][p] = w.versions
-            workers.append(w)
+        one = p in ONE_THREAD_ONLY or not (a.all or p in choice.TWO_THREADS)
+        for t in (min(threads),) if one else threads:
+            if not (a.all or any(choice.worth(p, "", c, t) for c in cases)):
+                continue
+            workers.append(Worker(p, py[p], t, logdir))
+    for w in list(workers):
+        try:
+            out["versions"][w.peer] = w.ready().versions
+        except RuntimeError as e:
+            workers.remove(w)
+            out["notes"].append(f"{w.peer}, {w.threads} threads, skipped: {e}")
+            log(out["notes"][-1])
     t0 = time.time()
-    fresh = False
+    grown = None
     for c in cases:
-        ws = workers
-        for w in workers if a.fresh and c is not cases[0] else ():
-            w.stop()
-            w.start()
-        if c.workload == "growth":      # memory is read per process: new processes, the most threads only
-            ws = [w for w in workers if w.threads == max(x.threads for x in workers if x.peer == w.peer)]
-            for w in ws if not fresh else ():
+        ws = [w for w in workers if a.all or choice.worth(w.peer, "", c, w.threads)]
+        if a.fresh and c is not cases[0]:
+            for w in workers:
                 w.stop()
-                w.start()
-            fresh = True
+            for w in ws:
+                w.spawn()
+            for w in ws:
+                w.ready()
+        if c.workload == "growth":      # memory is read per process: one for each variant, the fewest threads only
+            if grown is None:
+                grown = [Worker(w.peer, w.python, w.threads, logdir, only=v) for w in workers
+                         if w in ws and w.threads == min(threads) for v in w.ask(cmd="variants", case=c.dict()).get("variants", [])]
+                for w in grown:
+                    w.ready()
+            ws = grown
         run_case(c, ws, a, out["results"])
         save()
-    for w in workers:
+    for w in workers + (grown or []):
         w.stop()
     out["grid_seconds"] = round(time.time() - t0)
     if out["limits"]:
@@ -233,22 +256,29 @@ def main():
         for r in out["results"]:
             r["limit_us"], r["bound"] = limits.limit_us(out["limits"], by[r["case"]], r["threads"])
     save()
-    import report
     md = os.path.splitext(a.json)[0] + ".md"
     with open(md, "w") as f:
         f.write(report.render(out))
     log(f"{a.json}, {md}: {len(out['results'])} rows in {out['grid_seconds']} s")
 
 
-def cpu_name():
+def cpu_entry(name):
+    """The first of the processor's entries with this name, or ""."""
     try:
         with open("/proc/cpuinfo") as f:
-            for line in f:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+            return next((line.split(":", 1)[1].strip() for line in f if line.startswith(name)), "")
     except OSError:
-        pass
-    return platform.processor()
+        return ""
+
+
+def cpu_name():
+    return cpu_entry("model name") or platform.processor()
+
+
+def vectors():
+    """The widest vector extension of the processor."""
+    flags = cpu_entry("flags").split()
+    return "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
 
 
 if __name__ == "__main__":

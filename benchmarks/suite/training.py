@@ -50,7 +50,7 @@ class Remat:
 
     def setup(self, every):
         self.m = recur.LSTM(128, 256)
-        self.X, self.dY = numbers(128, 16, 400), numbers(256, 16, 400)
+        self.X, self.dY = (numbers(n, 16, 4 * T) for n in (128, 256))
 
     def time_window(self, every):
         window(self.m, self.X, self.dY, remat=every)
@@ -159,10 +159,11 @@ class Memory:
     param_names = ("every",)
     params = ([None, 32],)
     unit = "KiB a step"
+    steps = (100, 500)
 
     def track_a_step(self, every):
-        peaks = [self._peak(steps, every) for steps in (100, 500)]
-        return (peaks[1] - peaks[0]) / 400
+        peaks = [self._peak(steps, every) for steps in self.steps]
+        return (peaks[1] - peaks[0]) / (self.steps[1] - self.steps[0])
 
     def _peak(self, steps, every):
         command = [sys.executable, "-c", PEAK, str(steps), repr(every)]

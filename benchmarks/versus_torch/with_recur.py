@@ -6,6 +6,7 @@ from tasks import ALPHABET, EMBEDDING, HIDDEN, STEPS
 
 import recur
 from recur.losses import logitcrossentropy
+from recur.streaming import Stream
 
 
 def lstm(n_in, n_out, weights):
@@ -47,17 +48,20 @@ def training():
     return run, lambda: [run() for _ in range(3)]
 
 
-def sampling():
-    model = character_model()
-    characters = [np.array([int(c)]) for c in tasks.WINDOW[0, 0]]
-    t = 0
+def sampling(step=lambda model: model):
+    def build():
+        call = step(character_model())
+        characters = [np.array([int(c)]) for c in tasks.WINDOW[0, 0]]
+        t = 0
 
-    def run():
-        nonlocal t
-        t = (t + 1) % STEPS
-        return model(characters[t])
+        def run():
+            nonlocal t
+            t = (t + 1) % STEPS
+            return call(characters[t])
 
-    return run, lambda: run()[:3, 0].tolist()
+        return run, lambda: run()[:3, 0].tolist()
+
+    return build
 
 
 def adam():
@@ -115,7 +119,8 @@ def large(dropped):
 
 TASKS = {
     "character model, one training window": training,
-    "character model, one character": sampling,
+    "character model, one character": sampling(),
+    "character model, one character, Stream": sampling(Stream),
     "Adam, LSTM(128 => 256)": adam,
     "LSTM(128 => 256), T 100, B 16": layer,
     "the same with Dense and cross entropy": layer_and_head,

@@ -1,13 +1,18 @@
-"""recur: the natural API, and the fastest public one where that is another.
+"""recur: the natural API, and the fastest public ones where those are others.
 
 The benchmark's arrays are time-major and row-major, so their `.T` is what recur reads: features
 first, (I, B, T), without a copy.
 """
 
+import functools
+
 import numpy as np
 
 import recur
+from recur.streaming import Stream, StreamPool
 
+STORAGES = ("bfloat16", "float16", "int8")  # of `recur.compress`: rows of their own, not peers
+REMAT = 32
 LAYER = {"rnn": recur.RNN, "lstm": recur.LSTM, "gru": recur.GRU}
 
 
@@ -57,14 +62,32 @@ class Adapter:
         return {"recur": recur.__version__}
 
     def variants(self, case):
+        if case.workload == "step":
+            found = {
+                "m(x)": self.step,
+                "stream(x)": self.stream,
+                "stream(x, out)": self.stream_out,
+            }
+            return found | {s: functools.partial(self.step, storage=s) for s in STORAGES}
         if case.stepping:
-            return {"m(x)": self.step, "cell(state, x)": self.step_cell}
+            return {
+                "m(x)": self.step,
+                "pool.step(slots, X, out=)": self.pool,
+            }
         if case.workload == "seq":
-            return {"m(X)": self.seq, "scan(cell, X)": self.scan}
-        if case.workload == "growth":  # memory is read per process: the fastest alone
-            return {"tape.backward": self.train_tape}
+            found = {"m(X)": self.seq, "scan(cell, X)": self.scan}
+            return found | ({"stream.run(X, out)": self.stream_run} if case.B == 1 else {})
+        if case.workload == "growth":  # memory is read per process: one for each
+            return {
+                "tape.backward": self.train_tape,
+                f"tape.backward, remat={REMAT}": functools.partial(self.train_tape, remat=REMAT),
+            }
         if case.workload == "loop":
-            return {"m(x) loop, withgradient": self.loop, "m(x) loop, tape": self.loop_tape}
+            return {
+                "m(x) loop, withgradient": self.loop,
+                "m(x) loop, tape": self.loop_tape,
+                "m(X), tape": self.train_tape,  # no loop: what it would cost as one sequence
+            }
         return {"withgradient": self.train, "tape.backward": self.train_tape}
 
     # -- steps: one stream gives vectors, many give (features, streams)
@@ -86,24 +109,45 @@ class Adapter:
 
         return run, outputs
 
-    def step(self, case, data):
+    def step(self, case, data, storage=None):
         m, _ = build(case, data)
+        if storage:
+            m = recur.compress(m, storage)
         return self._stepper(case, data, m, lambda: recur.reset(m))
 
-    def step_cell(self, case, data):
-        cell = build(case, data)[0].cell
-        state = cell.initial_state()
+    def stream(self, case, data):
+        s = Stream(build(case, data)[0])
+        return self._stepper(case, data, s, s.reset)
 
-        def call(x):
-            nonlocal state
-            state, y = cell(state, x)
-            return y
+    def stream_out(self, case, data):
+        s = Stream(build(case, data)[0])
+        out = np.empty(case.H, data["x"].dtype)
+        run, _ = self._stepper(case, data, lambda x: s(x, out), s.reset)
+
+        def outputs():
+            s.reset()
+            steps = [s(x[0], out).copy() for x in data["x"]]
+            return {"y": np.stack(steps).reshape(8, case.B, case.H)}
+
+        return run, outputs
+
+    def pool(self, case, data):
+        pool = StreamPool(build(case, data)[0], capacity=case.B)
+        for name in range(case.B):
+            pool.open(name)
+        slots = pool.slots(range(case.B))
+        out = np.empty((case.B, case.H), data["x"].dtype).T
 
         def reset():
-            nonlocal state
-            state = cell.initial_state()
+            pool.reset(slots)
 
-        return self._stepper(case, data, call, reset)
+        run, _ = self._stepper(case, data, lambda x: pool.step(slots, x, out=out), reset)
+
+        def outputs():
+            reset()
+            return {"y": np.stack([rows(pool.step(slots, x.T, out=out)).copy() for x in data["x"]])}
+
+        return run, outputs
 
     # -- sequences
     def seq(self, case, data):
@@ -125,6 +169,17 @@ class Adapter:
 
         return run, lambda: {"y": rows(run())}
 
+    def stream_run(self, case, data):
+        s = Stream(build(case, data)[0])
+        X = data["x"].T
+        out = np.empty((case.T, 1, case.H), data["x"].dtype).T
+
+        def run():
+            s.reset()
+            return s.run(X, out)
+
+        return run, lambda: {"y": rows(run()).copy()}
+
     # -- training: the gradient of sum(y * dy) for all weights and the input
     def _natural(self, case, data, forward):
         m, layers = build(case, data)
@@ -144,7 +199,7 @@ class Adapter:
 
         return run, outputs
 
-    def _fast(self, case, data, forward):
+    def _fast(self, case, data, forward, **options):
         """The output's gradient is given, and weights' gradients are overwritten in place."""
         m, layers = build(case, data)
         X, dY = data["x"].T, data["dy"].T
@@ -153,7 +208,7 @@ class Adapter:
             recur.reset(m)
             with recur.Tape() as tape:
                 x = tape.watch(X)
-                y = forward(m, x)
+                y = forward(m, x, **options)
                 tape.backward(y, dY, accumulate=False)
             return y, x.grad
 
@@ -170,8 +225,8 @@ class Adapter:
     def train(self, case, data):
         return self._natural(case, data, sequence)
 
-    def train_tape(self, case, data):
-        return self._fast(case, data, sequence)
+    def train_tape(self, case, data, **options):
+        return self._fast(case, data, sequence, **options)
 
     def loop(self, case, data):
         return self._natural(case, data, step_by_step)
@@ -180,8 +235,8 @@ class Adapter:
         return self._fast(case, data, step_by_step)
 
 
-def sequence(m, X):
-    return m(X)
+def sequence(m, X, **options):
+    return m(X, **options)
 
 
 def step_by_step(m, X):
