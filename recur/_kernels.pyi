@@ -17,12 +17,13 @@ Threads. All arithmetic runs without the GIL; kernels are immutable and may be s
 Stepper has state and belongs to one thread at a time.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+Call = TypeVar("Call", bound=Callable[..., Any])
 Array: TypeAlias = NDArray[Any]
 State: TypeAlias = tuple[Array, ...]
 StateGradient: TypeAlias = tuple[Array | None, ...]
@@ -241,7 +242,16 @@ class Stepper:
     stages   cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
     batch    B, fixed for the life of the stepper; the state starts at zeros
     watch    Version counters of everything that the kernels are snapshots of
+    named    dicts that name the stages, with lists of the values that they held
+
+    Threads may share it: one at a time is inside, and whoever reads or writes a state waits.
+
+    steps     how many steps it has taken
+    stepping  whether a thread is in a step that has given up the GIL
     """
+
+    steps: int
+    stepping: bool
 
     batch: int
     n_in: int
@@ -255,17 +265,29 @@ class Stepper:
         batch: int,
         *,
         watch: Sequence[Version] = (),
+        named: Sequence[tuple[dict[str, Any], list[Any]]] = (),
     ) -> None: ...
     @property
     def fresh(self) -> bool:
-        """False once a watched counter moved: build a new stepper."""
+        """False once a watched counter moved, or another layer stands under a name: build anew."""
 
-    def __call__(self, x: Array) -> Array | None:
+    @property
+    def complete(self) -> bool:
+        """Whether all states lie here, so that it can step."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether all states were taken."""
+
+    def __call__(self, x: Array, out: Array | None = None) -> Array | None:
         """One step, features first: x (I,) -> (R,) when batch is 1, or x (I, B) -> (R, B).
 
-        x is a float32 or float64 array (converted) of any strides.  Returns a new array of the
-        stepper's dtype, whose `.T` is C-contiguous.  Returns None, and changes nothing, on any
-        other x, or once the stepper is not `fresh`: take the general path then.
+        x is a float32 or float64 array (converted) of any strides.  The answer is a new array of
+        the stepper's dtype, whose `.T` is C-contiguous, or goes into `out`, an array of that dtype
+        and of the answer's shape, of any strides, which may be x.  With `out` nothing is allocated.
+
+        Returns None, and changes nothing, on any other x or out, once the stepper is not `fresh`,
+        while a state is taken, and while another thread is inside: take the general path then.
         """
 
     def states(self) -> tuple[State, ...]:
@@ -274,11 +296,41 @@ class Stepper:
     def state(self, index: int) -> State:
         """Copies of the state of one cell stage, the `index`-th of these."""
 
+    def take_state(self, index: int) -> State:
+        """`state(index)`, which lies elsewhere from now on: no step until it is set again."""
+
+    def take_states(self) -> tuple[State, ...]:
+        """`states()`, which lie elsewhere from now on: no step until they are set again."""
+
     def set_state(self, index: int, state: Sequence[Array]) -> None:
         """Copy the arrays (B, H) in as the state of one cell stage, the `index`-th of these."""
 
     def set_states(self, states: Sequence[State]) -> None:
         """Copy these in: one tuple of (B, H) arrays for each cell stage."""
+
+class Live:
+    """An object whose state may lie in a Stepper, its `_live`, which answers its calls then.
+
+    In a subclass that `answer_calls` was told of, and whose `__call__` is marked, C looks at each
+    call before Python does.
+    """
+
+    _live: Any
+
+def layer_call(call: Call) -> Call:
+    """Marks the `__call__` of a `Live` layer: a Stepper answers `m(x)` while nothing is open."""
+
+def stream_call(call: Call) -> Call:
+    """Marks the `__call__` of a `Live` stream: a Stepper answers `s(x)` and `s(x, out)`."""
+
+def answer_calls(cls: type) -> None:
+    """Lets a Stepper answer the calls of a subclass of `Live`, if its `__call__` is marked."""
+
+def opened() -> None:
+    """Says that a scope or transaction was opened, in any thread: layers look until `closed`."""
+
+def closed() -> None:
+    """Says that one of them has ended."""
 
 def weight_gradient(dg: Array, x: Array, out: Array, *, accumulate: bool) -> None:
     """out (rows, cols) = dg.T @ x, or += if accumulate.  dg (N, rows), x (N, cols).

@@ -8,11 +8,13 @@ path, the number of threads, and buffers kept for reuse.
 
 import os
 import threading
+import time
 
 import numpy as np
 
 cimport cython
 cimport numpy as cnp
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -27,6 +29,7 @@ include "_csrc/memory.pxi"
 include "_csrc/products.pxi"
 include "_csrc/cells.pxi"
 include "_csrc/stepper.pxi"
+include "_csrc/live.pxi"
 include "_csrc/rows.pxi"
 include "_csrc/slots.pxi"
 include "_csrc/updates.pxi"

@@ -10,6 +10,7 @@ import copy
 import gc
 import pickle
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 
@@ -19,7 +20,7 @@ import pytest
 import recur
 from recur import GRU, LSTM, RNN, Chain, Dense, Dropout, GRUv3, Param, Recur, Tape, ops
 from recur.layers import containers
-from recur.module import Module, Stream, transaction
+from recur.module import Module, transaction
 from recur.regularise import WeightDrop
 
 
@@ -47,7 +48,7 @@ def slow(m, x):
 
 def is_live(m):
     """Whether the next step of the chain is one call."""
-    return m._stream is not None and m._stream._taken == m._stream._seats
+    return m._live is not None and m._live.complete
 
 
 def same(a, b):
@@ -286,10 +287,10 @@ def test_states_are_read_exactly_at_every_step(rng):
 def test_a_stream_uses_its_memory_again_once_all_states_were_taken_back(rng):
     m, twin = twins()
     follow(m, twin, rng)
-    stepper = m._stream._stepper
+    stepper = m._live
     recur.states(m)
     follow(m, twin, rng)
-    assert m._stream._stepper is stepper
+    assert m._live is stepper
 
 
 def test_a_layer_that_left_the_chain_keeps_its_state(rng):
@@ -311,7 +312,7 @@ def test_modes_are_seen(rng):
     assert is_live(m)
     recur.trainmode(m)
     ys = [m(np.ones(3)) for _ in range(8)]
-    assert m._stream is None and m[0]._live is None
+    assert m._live is None and m[0]._live is None
     assert len({y.tobytes() for y in ys[4:]}) > 1
     twin = copy.deepcopy(m)
     for model in (m, twin):
@@ -352,7 +353,7 @@ def test_a_copy_in_the_middle_of_a_stream_goes_on_alone(way, rng):
     m, twin = twins()
     follow(m, twin, rng, batch=2)
     other = way(m)
-    assert other._stream is None and not is_live(m)
+    assert other._live is None and not is_live(m)
     for _ in range(3):
         m(np.ones((3, 2)))
     follow(other, twin, rng, batch=2)
@@ -433,7 +434,7 @@ def test_other_chains_take_the_general_way(kind, rng):
     for _ in range(5):
         x = rng.normal(size=n_in).astype(np.float32)
         same(m(x), slow(twin, x))
-        assert m._stream is None
+        assert m._live is None
 
 
 # ---------------------------------------------------------------------- errors and threads
@@ -469,7 +470,7 @@ def test_a_failure_around_a_running_chain_gives_its_states_back(rng):
 
 def test_a_write_while_a_stream_begins_is_seen(rng, monkeypatch):
     m, twin = twins()
-    begin, written = Stream.begin, []
+    begin, written = containers.joint_stepper, []
 
     def slow_to_begin(*args):
         if not written:
@@ -477,11 +478,11 @@ def test_a_write_while_a_stream_begins_is_seen(rng, monkeypatch):
             m[0].cell.Wh[...] = 0.5
         return begin(*args)
 
-    monkeypatch.setattr(containers.Stream, "begin", slow_to_begin)
+    monkeypatch.setattr(containers, "joint_stepper", slow_to_begin)
     x = rng.normal(size=3)
     for _ in range(2):
         same(m(x), slow(twin, x))
-    assert written and not m._stream
+    assert written and not m._live
     twin[0].cell.Wh[...] = 0.5
     follow(m, twin, rng)
 
@@ -508,13 +509,34 @@ def test_states_can_be_read_while_another_thread_steps(rng):
     assert seen
 
 
-def test_a_call_of_another_thread_during_a_step_is_refused(rng):
-    m, twin = twins()
-    follow(m, twin, rng)
-    stream = m._stream
-    with stream._lock:
-        stream._stepping = True
-        with pytest.raises(recur.StateError, match="another thread"):
-            m(np.ones(3))
-        stream._stepping = False
-    follow(m, twin, rng)
+def during_a_step(m, x, action):
+    """What `action` gives or raises while another thread is in a step of m, and the step's y."""
+    ys = []
+    thread = threading.Thread(target=lambda: ys.append(m(x)))
+    thread.start()
+    while not m._live.stepping and thread.is_alive():
+        time.sleep(0)
+    try:
+        outcome = action()
+    except recur.StateError as error:
+        outcome = error
+    thread.join()
+    return outcome, ys[0]
+
+
+@pytest.mark.parametrize("kind", ["chain", "layer"])
+def test_during_a_step_another_call_is_refused_and_a_look_at_the_state_waits(kind):
+    m = Chain(LSTM(64, 512), LSTM(512, 512)) if kind == "chain" else LSTM(64, 512)
+    twin = copy.deepcopy(m)
+    x = np.ones((64, 256), np.float32)  # milliseconds
+    same(tuple(m(x) for _ in range(3)), tuple(slow(twin, x) for _ in range(3)))
+    inside = m[1] if kind == "chain" else m
+    for call in (lambda: m(x), lambda: m(np.ones((64, 256, 2))), lambda: inside(x)):
+        outcome, y = during_a_step(m, x, call)
+        same(y, slow(twin, x))
+        assert isinstance(outcome, recur.StateError) and "inside a call already" in str(outcome)
+        assert m._live.complete
+    state, y = during_a_step(m, x, lambda: inside.state)
+    same(y, slow(twin, x))
+    same(state, (twin[1] if kind == "chain" else twin).state)
+    same_states(m, twin)

@@ -85,7 +85,7 @@ def test_single_steps_of_a_compressed_model_run_in_one_call(storage):
     x = inputs("two layers", (), rng())
     for _ in range(4):
         model(x)
-    assert model._stream is not None
+    assert model._live is not None
     stream = Stream(model)
     for _ in range(3):
         stream(x)

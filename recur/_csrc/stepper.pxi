@@ -14,6 +14,12 @@ cdef class Version:
         self.count += 1
 
 
+# What a stepper has seen of a counter.
+cdef struct Watched:
+    PyObject *version  # held by `watch`
+    long long count
+
+
 # One stage of a chain.  A cell's step needs other memory for h' than for h, so two buffers take
 # turns, and there are two forms of each call, for even and for odd steps.
 cdef struct Stage:
@@ -71,6 +77,18 @@ cdef void copy_in(const char *x, Py_ssize_t step, bint is_double, void *to, bint
         x += step
 
 
+cdef void copy_out(const char *source, Py_ssize_t item, char *to, Py_ssize_t step,
+                   Py_ssize_t n) noexcept nogil:
+    """n contiguous numbers to places `step` bytes apart."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        if item == 8:
+            (<double *>to)[0] = (<const double *>source)[i]
+        else:
+            (<float *>to)[0] = (<const float *>source)[i]
+        to += step
+
+
 @cython.final
 cdef class Stepper:
     """A chain of kernels stepped by one call, with its recurrent state inside.
@@ -78,43 +96,59 @@ cdef class Stepper:
     stages   cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
     batch    B, fixed; the state starts at zeros
     watch    Version counters of everything that the kernels are snapshots of
-    It belongs to one thread at a time.  ValueError, TypeError on stages that do not fit.
+    named    dicts that name the stages, with lists of the values that they held
+    Threads may share it: one at a time is inside.  ValueError, TypeError on stages that do not fit.
     """
 
     cdef Chain chain
-    cdef Buffer stages, memory
+    cdef Buffer stages, memory, watched
     cdef readonly tuple kernels
-    cdef tuple watch
-    cdef list counts
+    cdef tuple watch, named
     cdef int typenum
+    cdef cnp.dtype descr
     cdef void *x
     cdef list cell_stages          # indices
+    cdef list here                 # for each, whether its state lies in this stepper
+    cdef Py_ssize_t away           # how many do not
     cdef Py_ssize_t work
     cdef int threads
-    cdef bint running
+    cdef bint inside               # whether a thread is
+    cdef readonly bint stepping    # whether that thread takes a step
+    cdef readonly long long steps
     cdef readonly Py_ssize_t batch
     cdef readonly Py_ssize_t n_in
     cdef readonly Py_ssize_t n_out
     cdef readonly object dtype
 
-    def __cinit__(self, stages, batch, *, watch=()):
+    def __cinit__(self, stages, batch, *, watch=(), named=()):
         self.kernels = tuple(stages)
         self.batch = batch
         if batch < 0:
             raise ValueError(f"batch is {batch}, expected at least 0")
         if not self.kernels or isinstance(self.kernels[0], str):
             raise ValueError("a Stepper needs stages, the first of them a kernel")
-        self.dtype = self.kernels[0].dtype
+        self.dtype = self.descr = self.kernels[0].dtype
         self.typenum = cnp.NPY_FLOAT64 if self.dtype == np.float64 else cnp.NPY_FLOAT32
         self.chain.table = table_of(self.typenum)
         self.n_in = self.n_out = self.kernels[0].n_in
         self.check_stages()
-        self.watch = tuple(watch)
-        for version in self.watch:
+        self.look_at(tuple(watch))
+        self.named = tuple(named)
+        self.lay_out()
+
+    cdef int look_at(self, tuple watch) except -1:
+        cdef Py_ssize_t i
+        cdef Watched *watched
+        for version in watch:
             if not isinstance(version, Version):
                 raise TypeError(f"watch holds {type(version).__name__}, expected Version")
-        self.counts = [(<Version>version).count for version in self.watch]
-        self.lay_out()
+        self.watch = watch
+        self.watched = Buffer(max(len(watch), 1) * sizeof(Watched))
+        watched = <Watched *>self.watched.data
+        for i in range(len(watch)):
+            watched[i].version = <PyObject *>watch[i]
+            watched[i].count = (<Version>watch[i]).count
+        return 0
 
     cdef int check_stages(self) except -1:
         for i, stage in enumerate(self.kernels):
@@ -149,6 +183,7 @@ cdef class Stepper:
         self.chain.count = len(self.kernels)
         self.chain.batch = B
         self.cell_stages = []
+        self.here = []
         self.threads = 1
         self.x = self.memory.data
         cdef char *at = <char *>self.memory.data + <Py_ssize_t>blocks[0]
@@ -166,6 +201,7 @@ cdef class Stepper:
             if isinstance(stage, CellKernel):
                 self.lay_out_cell(s, stage, at, block)
                 self.cell_stages.append(i)
+                self.here.append(True)
             elif isinstance(stage, AffineKernel):
                 self.lay_out_affine(s, stage)
             else:
@@ -200,40 +236,92 @@ cdef class Stepper:
 
     @property
     def fresh(self):
-        """False once a watched counter moved."""
+        """False once a watched counter moved, or another layer stands under a name."""
         return self.is_fresh()
 
-    cdef bint is_fresh(self) noexcept:
+    cdef bint is_fresh(self):
+        cdef Watched *watched = <Watched *>self.watched.data
         cdef Py_ssize_t i
         for i in range(len(self.watch)):
-            if (<Version>self.watch[i]).count != <long long>self.counts[i]:
+            if (<Version>watched[i].version).count != watched[i].count:
                 return False
+        for names, held in self.named:
+            values = list((<dict>names).values())
+            if len(values) != len(<list>held):
+                return False
+            for i in range(len(values)):
+                if values[i] is not (<list>held)[i]:
+                    return False
         return True
 
-    def __call__(self, x):
-        """One step, features first: x (I,) -> (R,) when batch is 1, or x (I, B) -> (R, B), new.
+    def __call__(self, x, out=None):
+        """One step, features first: x (I,) -> (R,) when batch is 1, or x (I, B) -> (R, B).
 
-        x is a float32 or float64 array of any strides.  Returns None, and changes nothing, on any
-        other x, or once the stepper is not `fresh`.
+        x is a float32 or float64 array of any strides.  The answer is new, or goes into `out`, an
+        array of the stepper's dtype and the answer's shape, of any strides.  Returns None, and
+        changes nothing, on any other x or out, once the stepper is not `fresh`, while a state is
+        taken back, and while another thread is inside.
         """
+        return self.step(x, out)
+
+    cdef object step(self, object x, object out):
         if not cnp.PyArray_CheckExact(x):
             return None
         cdef cnp.ndarray array = x
         cdef int ndim = cnp.PyArray_NDIM(array), given = cnp.PyArray_TYPE(array)
-        cdef Py_ssize_t I = self.n_in, B = self.batch
         if given != cnp.NPY_FLOAT32 and given != cnp.NPY_FLOAT64:
             return None
         if not cnp.PyArray_ISBEHAVED_RO(array):
             return None
-        if ndim == 0 or ndim > 2 or cnp.PyArray_DIM(array, 0) != I:
+        if ndim == 0 or ndim > 2 or cnp.PyArray_DIM(array, 0) != self.n_in:
             return None
-        if B != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)) or not self.is_fresh():
+        if self.batch != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)):
             return None
-        if self.running:
-            raise RuntimeError("a Stepper was called while it runs: each thread needs its own")
+        if out is not None and not self.is_answer(out, ndim):
+            return None
+        cdef cnp.ndarray y = self.new_answer(ndim) if out is None else out
+        if not self.enter():
+            return None
+        if self.away or not self.is_fresh():
+            self.inside = False
+            return None
         self.take(array, ndim)
         self.run()
-        return self.give(ndim)
+        self.give(y, ndim)
+        self.steps += 1
+        self.inside = False
+        return y
+
+    cdef bint is_answer(self, object out, int ndim):
+        if not (cnp.PyArray_CheckExact(out) and cnp.PyArray_NDIM(<cnp.ndarray>out) == ndim
+                and cnp.PyArray_TYPE(<cnp.ndarray>out) == self.typenum
+                and cnp.PyArray_ISBEHAVED(<cnp.ndarray>out)):
+            return False
+        if cnp.PyArray_DIM(<cnp.ndarray>out, 0) != self.n_out:
+            return False
+        return ndim == 1 or cnp.PyArray_DIM(<cnp.ndarray>out, 1) == self.batch
+
+    cdef cnp.ndarray new_answer(self, int ndim):
+        cdef cnp.npy_intp dims[2]
+        dims[0] = self.n_out
+        dims[1] = self.batch
+        return cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
+
+    # Threads.  A short step keeps the GIL, so nobody can look in on it; a long one gives it up.
+
+    cdef bint enter(self):
+        """Whether no other thread is inside; then this one is, until it sets `inside` to False."""
+        cdef bint free
+        with cython.critical_section(self):
+            free = not self.inside
+            self.inside = True
+        return free
+
+    cdef int wait(self) except -1:
+        """`enter`, once another thread's step is done."""
+        while not self.enter():
+            time.sleep(1e-5)
+        return 0
 
     cdef void take(self, cnp.ndarray x, int ndim) noexcept:
         cdef Py_ssize_t I = self.n_in, item = self.chain.table.item, b
@@ -253,20 +341,26 @@ cdef class Stepper:
         if self.work < SHORT_WORK:
             recur_parallel(run_chain, &self.chain, 1)
         else:
-            self.running = True
+            self.stepping = True
             with nogil:
                 recur_parallel(run_chain, &self.chain, self.threads)
-            self.running = False
+            self.stepping = False
         self.chain.turn ^= 1
 
-    cdef object give(self, int ndim):
-        cdef cnp.npy_intp dims[2]
-        dims[0] = self.n_out
-        dims[1] = self.batch
-        cdef cnp.ndarray y = cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
+    cdef void give(self, cnp.ndarray y, int ndim) noexcept:
         cdef Stage *last = &self.chain.stages[self.chain.count - 1]
-        memcpy(cnp.PyArray_DATA(y), last.y[self.chain.turn ^ 1], last.size * self.chain.table.item)
-        return y
+        cdef Py_ssize_t item = self.chain.table.item, R = self.n_out, b
+        cdef Py_ssize_t step = cnp.PyArray_STRIDE(y, 0)
+        cdef const char *source = <const char *>last.y[self.chain.turn ^ 1]
+        cdef char *to = <char *>cnp.PyArray_DATA(y)
+        for b in range(self.batch):
+            if step == item:
+                memcpy(to, source, R * item)
+            else:
+                copy_out(source, item, to, step, R)
+            source += R * item
+            if ndim == 2:
+                to += cnp.PyArray_STRIDE(y, 1)
 
     cdef tuple state_of(self, Py_ssize_t index):
         """Views of a cell stage's present state: its h is the next step's h_first."""
@@ -280,29 +374,89 @@ cdef class Stepper:
             return (h,)
         return h, cnp.PyArray_SimpleNewFromData(2, dims, self.typenum, <void *>f.c_first)
 
+    @property
+    def complete(self):
+        """Whether all states lie here, so that it can step."""
+        return self.away == 0
+
+    @property
+    def empty(self):
+        """Whether all states were taken back."""
+        return self.away == len(self.cell_stages)
+
     def states(self):
         """Copies of each cell stage's state, in stage order: tuples of (B, H) arrays."""
-        return tuple(tuple(a.copy() for a in self.state_of(i)) for i in self.cell_stages)
+        self.wait()
+        try:
+            return tuple(self.copies(i) for i in range(len(self.cell_stages)))
+        finally:
+            self.inside = False
+
+    cdef tuple copies(self, Py_ssize_t index):
+        return tuple(a.copy() for a in self.state_of(self.cell_stages[index]))
 
     def state(self, index):
         """Copies of the state of the cell stage that is `index`-th among these."""
-        return tuple(a.copy() for a in self.state_of(self.cell_stages[index]))
+        self.wait()
+        try:
+            return self.copies(index)
+        finally:
+            self.inside = False
+
+    def take_state(self, index):
+        """`state(index)`, which lies elsewhere from now on: no step until it is set again."""
+        self.wait()
+        try:
+            return self.taken(index)
+        finally:
+            self.inside = False
+
+    def take_states(self):
+        """`states()`, which lie elsewhere from now on: no step until they are set again."""
+        self.wait()
+        try:
+            return tuple(self.taken(i) for i in range(len(self.cell_stages)))
+        finally:
+            self.inside = False
+
+    cdef tuple taken(self, Py_ssize_t index):
+        cdef tuple state = self.copies(index)
+        self.away += self.here[index]
+        self.here[index] = False
+        return state
 
     def set_state(self, index, state):
         """Copy the arrays (B, H) of one cell stage's state in."""
-        i = self.cell_stages[index]
         state = tuple(state)
-        (<CellKernel>self.kernels[i]).check_state("state", state, self.batch)
-        for mine, new in zip(self.state_of(i), state):
-            mine[...] = new
+        self.check_state(index, state)
+        self.wait()
+        try:
+            self.put(index, state)
+        finally:
+            self.inside = False
 
     def set_states(self, states):
         """Copy these in: one tuple of (B, H) arrays for each cell stage.  All or none."""
         states = tuple(tuple(state) for state in states)
         if len(states) != len(self.cell_stages):
             raise ValueError(f"states has {len(states)} tuples, expected {len(self.cell_stages)}")
-        for i, state in zip(self.cell_stages, states):
-            (<CellKernel>self.kernels[i]).check_state("state", state, self.batch)
-        for i, state in zip(self.cell_stages, states):
-            for mine, new in zip(self.state_of(i), state):
-                mine[...] = new
+        for index, state in enumerate(states):
+            self.check_state(index, state)
+        self.wait()
+        try:
+            for index, state in enumerate(states):
+                self.put(index, state)
+        finally:
+            self.inside = False
+
+    cdef int check_state(self, Py_ssize_t index, tuple state) except -1:
+        kernel = self.kernels[self.cell_stages[index]]
+        (<CellKernel>kernel).check_state("state", state, self.batch)
+        return 0
+
+    cdef int put(self, Py_ssize_t index, tuple state) except -1:
+        for mine, new in zip(self.state_of(self.cell_stages[index]), state):
+            mine[...] = new
+        self.away -= not self.here[index]
+        self.here[index] = True
+        return 0

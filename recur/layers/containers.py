@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recur.errors import ShapeError
+from recur._kernels import layer_call
+from recur.errors import ShapeError, StateError
 from recur.layers.dense import stepped_activation
 from recur.module import (
+    Live,
     Module,
     Stages,
-    Stream,
     in_transaction,
+    joint_stepper,
     register,
     shape_after,
     transaction,
@@ -181,7 +183,7 @@ def connected_shape(connection: Callable[..., Any], shapes: Sequence[Shape]) -> 
 
 
 @register("Chain")
-class Chain(Container):
+class Chain(Live, Container):
     """Layers one after the other: `Chain(f, g)(x)` is `g(f(x))`.
 
     Layers are given by position, as one list, or by name (`Chain(encoder=f, head=g)`); any function
@@ -196,8 +198,7 @@ class Chain(Container):
     code, which holds the layers' states meanwhile.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"_stream", "_met"})
-    _stream: Stream | None = None
+    transient: ClassVar[frozenset[str]] = frozenset({"_met"})
     _met: tuple[Any, ...] | None = None  # the kernels of the last call
 
     def __init__(self, *layers: Any, **named: Any) -> None:
@@ -205,10 +206,17 @@ class Chain(Container):
             layers = tuple(layers[0])
         self.hold(layers, named)
 
+    @layer_call
     def __call__(self, *xs: Any, **options: Any) -> Any:
         single = len(xs) == 1 and not options and current() is None and not in_transaction()
-        if single and self._stream is not None:
-            y = self._stream.step(xs[0])
+        live = self._live
+        if live is not None:
+            if live.stepping:
+                raise StateError(
+                    "Chain: this model is inside a call already, of another thread; two calls at "
+                    "once would mix up its states. Give each thread a copy: copy.deepcopy(model)."
+                )
+            y = live(xs[0]) if single else None
             if y is not None:
                 return y
         y = super().__call__(*xs, **options)
@@ -217,18 +225,18 @@ class Chain(Container):
         return y
 
     def _go_live(self) -> None:
-        """Hands the layers' states to a stream once two calls in a row have met its kernels."""
+        """Hands the layers' states to a stepper once two calls in a row have met its kernels."""
         stages = self.stages()
         if stages is None or not stages.fit():
-            kernels = stream = None
+            kernels = stepper = None
         elif stages.kernels != self._met:
-            kernels, stream = stages.kernels, None
+            kernels, stepper = stages.kernels, None
         else:
-            kernels, stream = self._met, Stream.begin(stages, self._stream)
-            if self.stages() != stages:  # written meanwhile, before the stream began to watch
-                stream = None
+            kernels, stepper = self._met, joint_stepper(stages, self._live)
+            if self.stages() != stages:  # written meanwhile, before the stepper began to watch
+                stepper = None
         object.__setattr__(self, "_met", kernels)
-        object.__setattr__(self, "_stream", stream)
+        object.__setattr__(self, "_live", stepper)
 
     def stages(self) -> Stages | None:
         if type(self) is not Chain or not isinstance(self.layers, (tuple, dict)):

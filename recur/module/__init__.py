@@ -47,16 +47,16 @@ from recur.module.parameters import (
 from recur.module.printing import summary
 from recur.module.registry import build_model, describe_model, function_name, register
 from recur.module.shapes import outputsize, shape_after
-from recur.module.streams import Seat, Stages, Stream
+from recur.module.streams import Live, Seat, Stages, joint_stepper
 from recur.module.walking import children, walk
 
 __all__ = [
     "Computed",
+    "Live",
     "Module",
     "Params",
     "Seat",
     "Stages",
-    "Stream",
     "buffers",
     "build_model",
     "charge",
@@ -79,6 +79,7 @@ __all__ = [
     "identity_init",
     "in_transaction",
     "is_active",
+    "joint_stepper",
     "journal",
     "kaiming_normal",
     "kaiming_uniform",

@@ -196,6 +196,9 @@ class Module:
     def __getstate__(self) -> dict[str, Any]:
         return {n: detached(x) for n, x in attributes(self) if not self._is_cache(n)}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(max(protocol, 2))  # the older know no compiled base class
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, child in state.items():
             object.__setattr__(self, name, child)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+from recur._kernels import closed, opened
 from recur.module.base import Module
 from recur.module.walking import walk
 
@@ -49,11 +50,13 @@ class transaction:
         self._outermost = _journal.entries is None
         if self._outermost:
             _journal.entries = {}
+            opened()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if not self._outermost:
             return
         entries, _journal.entries = _journal.entries or {}, None
+        closed()
         if kind is not None:
             for _layer, restore in reversed(entries.values()):
                 restore()

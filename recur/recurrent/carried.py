@@ -11,7 +11,7 @@ import numpy as np
 from recur._kernels import Stepper
 from recur.cells import Cell, as_parts, begin, own_state, plain
 from recur.errors import BatchSizeError, ShapeError, StateError
-from recur.module import Module, Seat, in_transaction, journal, label
+from recur.module import Live, Module, Seat, in_transaction, journal, label
 from recur.recurrent.calls import Callers
 from recur.recurrent.initial import flat, own_init
 from recur.recurrent.samples import checked_mask, mixed, picked
@@ -30,11 +30,15 @@ from recur.tape import Param, Tensor, current, peek
 Layer = TypeVar("Layer", bound="Carried")
 
 
-class Carried(Module):
-    """What a recurrent layer holds besides its way of stepping: see `Recur`."""
+class Carried(Live, Module):
+    """What a recurrent layer holds besides its way of stepping: see `Recur`.
+
+    Its `_live` is what holds the state while a stream runs: a `Stepper`, or a `Seat` in that of
+    several layers.
+    """
 
     transient: ClassVar[frozenset[str]] = frozenset(
-        {"_lock", "_readers", "_live", "_stepper", "_entered", "_reset_in", "_callers"}
+        {"_lock", "_readers", "_stepper", "_entered", "_reset_in", "_callers"}
     )
     cell: Any
     init_grad: str
@@ -42,8 +46,7 @@ class Carried(Module):
     _init: Any
     _lock: threading.Lock  # held during a call, or for a moment while the state is fetched
     _readers: set[int]  # the threads that fetch the state, or wait to
-    _live: Stepper | Seat | None = None  # what holds the state while a stream runs: see `Recur`
-    _stepper: Stepper | None = None  # the last of these, for use again
+    _stepper: Stepper | None = None  # the last that held it, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
     _reset_in: int | None = None  # the scope of the last reset
     _callers: Callers | None = None
@@ -130,17 +133,19 @@ class Carried(Module):
 
     @_state.setter
     def _state(self, new: Any) -> None:
-        if type(self._live) is Seat:
-            self._live.leave()
+        live = self._live
+        if live is not None:
+            live.take_states()  # whoever is about to step there meets a stepper without the state
         self.__dict__["_state"] = new
-        self.__dict__["_live"] = None
+        object.__setattr__(self, "_live", None)
 
     def _end_stream(self) -> None:
         """Fetches the state from where a stream runs; whoever calls holds the lock."""
         live = self._live
         if live is not None:
-            (parts,) = live.states()
-            object.__setattr__(self, "_state", tuple(part.T for part in parts))
+            (parts,) = live.take_states()
+            self.__dict__["_state"] = tuple(part.T for part in parts)
+            object.__setattr__(self, "_live", None)
 
     def batch(self) -> int | None:
         """The batch size of the state; None if it has none."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from recur._kernels import Stepper
+from recur._kernels import Stepper, layer_call
 from recur.cells import KernelCell
 from recur.errors import StateError
 from recur.module import Stages, in_transaction, label, register, transaction
@@ -124,6 +124,7 @@ class Recur(Carried):
             how = f"is no attribute of a recurrent layer; it has {', '.join(_SETTABLE)}."
         return f"{self.title}: {name} {how} Nothing was changed."
 
+    @layer_call
     def __call__(
         self,
         *xs: Any,
@@ -139,6 +140,8 @@ class Recur(Carried):
             y = None
             single = len(xs) == 1 and lengths is mask is truncate_every is remat is None
             if self._live is not None:
+                if self._live.stepping:
+                    raise self._inside_a_call()
                 y = self._streamed(xs[0]) if single and tape is None else None
                 if y is None:
                     self._end_stream()
@@ -157,7 +160,10 @@ class Recur(Carried):
         for _ in range(3):  # readers may come and go between two looks
             if self._lock.acquire(timeout=1 if self._readers else 0):
                 return
-        raise StateError(
+        raise self._inside_a_call()
+
+    def _inside_a_call(self) -> StateError:
+        return StateError(
             f"{self.title}: this layer is inside a call already, of another thread or of its own "
             "cell; two calls at once would mix up its state. Give each thread a copy: "
             "copy.deepcopy(model)."
@@ -168,7 +174,8 @@ class Recur(Carried):
 
     def _streamed(self, x: Any) -> Any:
         """One step outside a scope, in one call: the state lies in the kernel's own memory."""
-        return None if self._live is None or in_transaction() else self._live(x)
+        live = self._live
+        return live(x) if type(live) is Stepper and not in_transaction() else None
 
     def _recorded(self, x: Any, tape: Tape) -> Any:
         """One step inside a scope, from a state that has the batch of x."""

@@ -203,7 +203,7 @@ class ChainStage(Stage):
             if kernels is None:
                 return None
             found += kernels
-        return found or None
+        return found
 
     def counters(self) -> tuple[Any, ...]:
         return tuple(counter for stage in self.stages for counter in stage.counters())

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from recur._kernels import CellKernel, Stepper
+from recur._kernels import CellKernel, stream_call
 from recur.errors import Busy, ShapeError
+from recur.module import Live
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
 from recur.streaming.snapshot import Moment, pack, unpack
 from recur.streaming.stages import Scratch
 from recur.tape import peek
 
+Form: TypeAlias = "tuple[tuple[int, ...], np.dtype]"
 
-class Stream:
+
+class Stream(Live):
     """A state of its own that goes through a model's steps: `y = s(x)`.
 
     model  a recurrent layer, or a Chain, Parallel or SkipConnection of layers and functions.  Its
@@ -32,8 +35,8 @@ class Stream:
     Raises `StateError` by name for a layer that cannot step, as `Bidirectional`.
     """
 
-    __slots__ = ("__weakref__", "_live", "_lock", "_met", "_plan", "_rest", "_scratch", "_shape",
-                 "_state", "_steps")  # fmt: skip
+    __slots__ = ("__weakref__", "_answer", "_lock", "_met", "_plan", "_rest", "_scratch", "_state",
+                 "_steps")  # fmt: skip
 
     def __init__(self, model: Any, *, rest: Rest = "learned") -> None:
         plan = Plan(model)
@@ -44,11 +47,10 @@ class Stream:
         self._rest = rest
         self._scratch: Scratch = {}
         self._lock = threading.Lock()
-        self._live: Stepper | None = None  # holds the state while it is there
         self._met = False  # whether a step has been taken the general way since the last write
         self._state = [part.copy() for part in rest.rows()]
-        self._shape: tuple[int, ...] | None = None  # of the last answer
-        self._steps = 0
+        self._answer: Form | None = None  # the last one's
+        self._steps = 0  # without those of `_live`
 
     @property
     def model(self) -> Any:
@@ -58,35 +60,34 @@ class Stream:
     @property
     def steps(self) -> int:
         """How many steps the stream has taken since it began or was reset."""
-        return self._steps
+        live = self._live
+        return self._steps if live is None else self._steps + live.steps
 
     def __repr__(self) -> str:
-        return f"Stream({self._plan.title}, step {self._steps})"
+        return f"Stream({self._plan.title}, step {self.steps})"
 
     # ------------------------------------------------------------ stepping
 
+    @stream_call
     def __call__(self, x: Any, out: np.ndarray | None = None) -> np.ndarray:
         """One step.
 
         x    (n_in,) or (n_in, 1), or an index for a model that begins with an `Embedding`; read
              only while the call runs
-        out  where the answer goes, of its shape; else a new array.  x may be `out`
+        out  where the answer goes: an array of its shape and dtype, any strides, that shares no
+             memory with x.  Else a new array.  A model that runs in one call of compiled code
+             then allocates nothing
 
-        Raises `ShapeError` for another x, `Busy` if the stream is inside a step already (of another
-        thread); nothing was changed then.
+        Raises `ShapeError` for another x or out, `Busy` if the stream is inside a step already (of
+        another thread); nothing was changed then.
         """
         self._enter()
         try:
+            if out is not None:
+                self._check_out(out, x)
             live = self._live
-            if live is not None and (out is None or _fits(out, x, live)):
-                y = live(x)
-                if y is not None:
-                    self._steps += 1
-                    if out is None:
-                        return y
-                    out[...] = y
-                    return out
-            return self._general(x, out)
+            y = None if live is None else live(x, out)
+            return self._general(x, out) if y is None else y
         finally:
             self._lock.release()
 
@@ -95,10 +96,8 @@ class Stream:
         rows = plan.rows(x, 1)
         vector = np.ndim(peek(x)) < rows.ndim
         state = self._taken()
-        if out is not None:
-            _check_out(plan.title, out)
         # In place only where nothing can fail any more.
-        safe = plan.sealed and (out is None or out.shape == self._shape)
+        safe = plan.sealed and (out is None or _form(out) == self._answer)
         moved = state if safe else [part.copy() for part in state]
         y = plan.step(rows, moved, self._scratch)
         answer = (y[0] if vector else y).T
@@ -106,7 +105,7 @@ class Stream:
             answer = np.array(answer, order="K")
         else:
             answer = self._into(out, answer)
-        self._shape = answer.shape
+        self._answer = _form(answer)
         self._state = moved
         self._steps += 1
         self._go_live()
@@ -129,6 +128,7 @@ class Stream:
             moved = [part.copy() for part in state]
             into = None
             if out is not None:
+                self._check_out(out, X)
                 into = self._rows_of(out, len(rows), batched)
             Y = plan.run(rows, moved, self._scratch, into)
             self._state = moved
@@ -140,7 +140,6 @@ class Stream:
             self._lock.release()
 
     def _rows_of(self, out: np.ndarray, T: int, batched: bool) -> np.ndarray:
-        _check_out(self._plan.title, out)
         rows = out.T if batched else out.T[:, None]
         if rows.ndim < 2 or rows.shape[:2] != (T, 1):
             raise ShapeError(
@@ -150,16 +149,31 @@ class Stream:
         return rows
 
     def _into(self, out: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        if out.shape != answer.shape:
+        if _form(out) != _form(answer):
             raise ShapeError(
-                f"{self._plan.title}: out has shape {out.shape}, the answer has {answer.shape}. "
-                "The step was not taken."
+                f"{self._plan.title}: out has shape {out.shape} and holds {out.dtype}, the answer "
+                f"has {answer.shape} and {answer.dtype}. Nothing was changed."
             )
         out[...] = answer
         return out
 
+    def _check_out(self, out: Any, x: Any) -> None:
+        """Raises for what can take no answer to x, whatever its shape."""
+        what = None
+        if type(out) is not np.ndarray:
+            what = f"is {type(out).__name__}, expected an array"
+        elif not out.flags.behaved:
+            what = "is read-only or not aligned, expected an array to write into"
+        elif isinstance(x, np.ndarray) and np.shares_memory(out, x):
+            what = "shares memory with x, expected memory of its own"
+        if what is not None:
+            raise ShapeError(f"{self._plan.title}: out {what}. Nothing was changed.")
+
     def _enter(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        """Takes the lock; short steps of the stepper do without it, long ones say so."""
+        live = self._live
+        stepping = live is not None and live.stepping
+        if stepping or not self._lock.acquire(blocking=False):
             raise Busy(
                 f"Stream({self._plan.title}): it is inside a step already. A stream belongs to one "
                 "thread at a time; open one for each."
@@ -167,9 +181,11 @@ class Stream:
 
     def _taken(self) -> list[np.ndarray]:
         """The state as arrays, fetched from the stepper if it holds it."""
-        if self._live is not None:
-            parts = [part for cell in self._live.states() for part in cell]
+        live = self._live
+        if live is not None:
+            parts = [part for cell in live.take_states() for part in cell]
             self._state = [np.ascontiguousarray(part) for part in parts]
+            self._steps += live.steps
             self._live = None
             self._met = False
         return self._state
@@ -200,7 +216,7 @@ class Stream:
             self._lock.release()
 
     def _put(self, state: list[np.ndarray], steps: int) -> None:
-        self._live = None
+        self._taken()  # a step that is about to begin meets a stepper without the state
         self._state = state
         self._steps = steps
 
@@ -217,7 +233,7 @@ class Stream:
     def state(self, new: dict[str, Any]) -> None:
         self._enter()
         try:
-            self._put(self._plan.from_columns(new, 1), self._steps)
+            self._put(self._plan.from_columns(new, 1), self.steps)
         finally:
             self._lock.release()
 
@@ -264,17 +280,5 @@ class Stream:
         return stream
 
 
-def _fits(out: Any, x: Any, live: Stepper) -> bool:
-    """Whether the answer to x is sure to go into `out`."""
-    return (
-        type(out) is type(x) is np.ndarray
-        and out.shape == (live.n_out, *x.shape[1:])
-        and out.flags.writeable
-    )
-
-
-def _check_out(title: str, out: Any) -> None:
-    if not isinstance(out, np.ndarray) or not out.flags.writeable:
-        raise ShapeError(
-            f"{title}: out is {type(out).__name__}, expected a writable array. Nothing was changed."
-        )
+def _form(array: np.ndarray) -> Form:
+    return array.shape, array.dtype

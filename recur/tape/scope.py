@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from recur._kernels import closed, opened
 from recur.errors import ShapeError, TapeError
 from recur.tape.nodes import LEAF, Node, Op, next_seq
 from recur.tape.params import Param
@@ -131,10 +132,13 @@ class Tape:
         self._owner = threading.get_ident()
         self.alive = self.is_open = True
         _thread.tape = self
+        opened()
         return self
 
     def __exit__(self, *exc: object) -> None:
         _thread.tape = None
+        if self.is_open:
+            closed()
         self.alive, self.is_open = self.keep_history, False
         stepped, self._stepped = self._stepped, {}
         if not self.keep_history:
