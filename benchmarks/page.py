@@ -166,6 +166,18 @@ def _peers(cases: Cases) -> list[str]:
     return sorted(timed, key=lambda peer: peer in ANCHORS)
 
 
+def loops(page: Page, one: Cases) -> None:
+    """A loop over steps beside the same steps as one sequence."""
+    body = []
+    for case, rows in one.items():
+        looped, whole = fastest(rows, "recur"), variant(rows, "m(X), tape")
+        if looped and whole:
+            pair = [micro(r["us"]) for r in (looped, whole)]
+            body.append([case.partition(" ")[2], *pair, f"{looped['us'] / whole['us']:.2f}"])
+    head = ["case", "loop", "one call", "loop ÷ one call"]
+    page.put("loops", "The loop beside one call with the whole sequence", head, body)
+
+
 def naturals(page: Page, cases: Cases, threads: int) -> None:
     """Whether the natural way is near the fastest in every case; those where it is not."""
     body, worst = [], 0.0
@@ -422,6 +434,7 @@ def render(folder: Path, reasons: dict[str, str] | None = None) -> Page:
     one, two = by_case(results, 1), by_case(results, 2)
     for row in ROWS:
         compared(page, row, one)
+    loops(page, one)
     growth(page, results)
     if (found := read("import")) is not None:
         imports(page, found["import"])

@@ -87,6 +87,17 @@ def test_a_second_thread_must_gain_where_a_step_is_large(page, tmp_path, size, b
     assert f"| {case} | 150 | 100 | - | - | 20.00 | 1.50 | ≥ {bound} | {met} |" in found.lines
 
 
+def test_a_loop_is_not_confused_with_the_sequence_it_is_set_beside(page, tmp_path):
+    case = "loop lstm T100 B16 (128,256)"
+    ways = [("m(x) loop, withgradient", 120.0), ("m(x) loop, tape", 110.0), ("m(X), tape", 100.0)]
+    rows = [row("recur", us, name, case) for name, us in ways]
+    lines = page.render(
+        written(tmp_path, *rows, row("torch", 330.0, case=case), name="loops")
+    ).lines
+    assert "| lstm T100 B16 (128,256) | 110 | 100 | 1.10 |" in lines
+    assert any("| 120 | 110 | 330 | 3.00 |" in line for line in lines)
+
+
 def test_growth_is_told_for_each_way_of_each_library(page, tmp_path):
     rows = []
     for T in (50, 1600):
