@@ -118,7 +118,8 @@ def _earlier(into: Any, count: int) -> tuple:
 
 def _sweep(tape: Tape, loss: Any) -> Sweep:
     """The finished sweep from what f returned; an empty one if that depends on nothing."""
-    if isinstance(loss, Param) or (isinstance(loss, Tensor) and loss.live):
+    recorded = isinstance(loss, Param) or (isinstance(loss, Tensor) and loss.live)
+    if recorded and loss.size == 1:
         return tape.sweep(loss, caller="gradient")
     plain = peek(loss)
     if not isinstance(plain, np.ndarray | np.generic | float | int):

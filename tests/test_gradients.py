@@ -227,7 +227,7 @@ def test_f_must_return_one_number(result, model):
 def test_gradient_takes_no_aux_and_withgradient_no_recorded_array(model, x):
     with pytest.raises(TapeError, match="withgradient also takes"):
         gradient(lambda m: (loss(m, x), 1), model)
-    with pytest.raises(TapeError, match=r"shape \(2, 5\), expected one number"):
+    with pytest.raises(TapeError, match=r"\(2, 5\), expected one number\..* sum; withgradient"):
         withgradient(lambda m: m(x), model)
 
 
