@@ -1,93 +1,134 @@
-"""Paced load on `recur serve`: WebSocket streams on this machine, each at a fixed rate.
+"""Load on `recur serve`: WebSocket streams on this machine, from a process of their own.
 
-python benchmarks/streams_serve.py --streams 100 --rate 10 --seconds 30
+python benchmarks/streams_serve.py                           # 1 to 10,000 streams, in six minutes
+python benchmarks/streams_serve.py --json results/serve.json
 python benchmarks/streams_serve.py --streams 500 --rate 10 --seconds 1800    # do batches decay?
-python benchmarks/streams_serve.py --streams 1,100,1000,10000                # one after the other
+python benchmarks/streams_serve.py --full                    # does a full server slow down?
 
-Every stream sends a step when its time has come, whether or not the last was answered; latency is
-measured from then on, so that a server that falls behind cannot hide it.  One line of JSON each:
-quantiles in ms, answers a second, mean batch size in the first and the last tenth, and the server's
-own share (time in the pool) of the mean.  Needs recur[serve].
+Each number of streams is measured twice: every stream sends its next step as soon as the last is
+answered, which gives the throughput; then all send at half of that throughput (or --rate), evenly
+spread, whether or not the last step was answered, and latency is measured from the time that a step
+was due, so that a server that falls behind cannot hide it.  And it is measured with three servers:
+
+recur    all of it, with an LSTM (64, 128), a Dense layer of 16, and streams in memory
+nothing  the same, but a step of the pool does nothing: what the pool costs is the difference
+echo     uvicorn and Starlette alone, which answer a frame of the same size: the web stack's share
+
+Needs recur[serve].
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import numpy as np
+from streams_client import N_IN, N_OUT
 
-import recur
-from recur import LSTM, Chain, Dense
-from recur.serve.protocol import pack_frame
-
-N_IN = 64
-OPENING = 100  # connections that are opened at once
+HERE = Path(__file__).resolve().parent
+SERVERS = ("recur", "nothing", "echo")
 
 
-async def one_stream(address, rate, seconds, begin, phase, latencies):
-    import websockets
-
-    async with websockets.connect(address, max_queue=None, ping_interval=None) as socket:
-        await socket.send('{"open": null}')
-        await socket.recv()
-        OPENED.release()
-        x = np.random.default_rng(int(phase * 1e9)).standard_normal(N_IN)
-        due = []
-
-        async def send():
-            await begin.wait()
-            start = time.perf_counter() + phase / rate
-            for n in range(int(seconds * rate)):
-                when = start + n / rate
-                await asyncio.sleep(max(when - time.perf_counter(), 0))
-                due.append(when)
-                await socket.send(pack_frame(n + 1, x))
-
-        sending = asyncio.create_task(send())
-        for n in range(int(seconds * rate)):
-            await socket.recv()
-            latencies.append(time.perf_counter() - due[n])
-        await sending
+# ---------------------------------------------------------------- servers, each in its own process
 
 
-OPENED: asyncio.Semaphore
+def serve_recur(file, store, streams):
+    from recur.command import serve
+
+    arguments = [file, "--port", "0", "--store", store, "--streams", str(streams)]
+    parser = argparse.ArgumentParser()
+    serve.add_to(parser.add_subparsers())
+    serve.run(parser.parse_args(["serve", *arguments]))
 
 
-async def load(address, streams, rate, seconds):
-    """Latencies of all answers in seconds, and how long it took."""
-    global OPENED
-    OPENED = asyncio.Semaphore(OPENING)
-    begin, latencies, tasks = asyncio.Event(), [], []
-    socket = address.replace("http", "ws") + "/v1/ws"
-    for i in range(streams):
-        await OPENED.acquire()
-        work = one_stream(socket, rate, seconds, begin, i / streams, latencies)
-        tasks.append(asyncio.create_task(work))
-    for _ in range(OPENING):
-        await OPENED.acquire()
-    sizes = asyncio.create_task(watch(address, seconds))
-    begun = time.perf_counter()
-    begin.set()
-    await asyncio.gather(*tasks)
-    return np.array(latencies), time.perf_counter() - begun, await sizes
+def serve_nothing(file, store, streams):
+    from recur.serve.engine import Answer, Engine
+
+    def nothing(engine, batch):
+        begun = time.perf_counter()
+        y = np.zeros(N_OUT, np.float32)
+        results = [Answer(request.number or 0, y) for request in batch]
+        engine._note(batch, begun)
+        return results
+
+    Engine._step = nothing
+    serve_recur(file, store, streams)
 
 
-async def watch(address, seconds):
-    """Mean batch size and time in the pool, in the first and in the last tenth of the time."""
-    found = []
-    for wait in (seconds / 10, seconds * 8 / 10):
-        await asyncio.sleep(wait)
-        recent = await asyncio.to_thread(fetch, f"{address}/v1/recent")
-        found.append([float(np.mean(recent[key] or [0])) for key in ("sizes", "seconds")])
-    return found
+def serve_echo(file, store, streams):
+    from starlette.applications import Starlette
+    from starlette.routing import WebSocketRoute
+
+    from recur.serve.options import Options
+    from recur.serve.run import _serve
+
+    answer = bytes(8 + 4 * N_OUT)
+
+    async def socket(socket):
+        await socket.accept()
+        await socket.receive_text()
+        await socket.send_text("{}")
+        with contextlib.suppress(Exception):
+            while True:
+                await socket.receive_bytes()
+                await socket.send_bytes(answer)
+
+    app = Starlette(routes=[WebSocketRoute("/v1/ws", socket)])
+    tell = lambda address: print("echo at", address, flush=True)  # noqa: E731
+    asyncio.run(_serve(app, "127.0.0.1", 0, Options(), tell))
+
+
+@contextlib.contextmanager
+def server(kind, file, store="memory", streams=100_000):
+    """The address of a server, and its process."""
+    command = [sys.executable, __file__, "--serve", kind, str(file), store, str(streams)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().split()[-1], process
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def client(address, streams):
+    """A call that puts load on the server by that many streams: load(rate, seconds)."""
+    host, _, port = address.rpartition("/")[2].partition(":")
+    command = [sys.executable, HERE / "streams_client.py", host, port, str(streams)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+    def load(rate, seconds):
+        process.stdin.write(json.dumps({"rate": rate, "seconds": seconds}) + "\n")
+        answer = process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the client has failed")
+        return json.loads(answer)
+
+    try:
+        if process.stdout.readline() != "open\n":
+            raise RuntimeError(f"{streams} streams could not be opened")
+        yield load
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+# ---------------------------------------------------------------- what is measured
 
 
 def fetch(url):
@@ -95,42 +136,137 @@ def fetch(url):
         return json.load(answer)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", default="1,100,1000", help="comma-separated")
-    parser.add_argument("--rate", type=float, default=10.0, help="steps a second of each")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--store", default="memory")
-    options = parser.parse_args()
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.safetensors"
-        recur.save(Chain(LSTM(N_IN, 128, rng=rng), Dense(128, 16, rng=rng)), file)
-        for streams in map(int, options.streams.split(",")):
-            command = [sys.executable, "-m", "recur", "serve", str(file), "--port", "0"]
-            server = subprocess.Popen(
-                [*command, "--store", options.store], stdout=subprocess.PIPE, text=True
-            )
+def cpu_and_memory(process):
+    """Seconds of processor time and MiB of a process, where /proc is."""
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0.0, 0.0
+    return (int(fields[11]) + int(fields[12])) / 100, pages * 4096 / 2**20
+
+
+def one(kind, streams, options, file):
+    """Throughput, then latency at half of it."""
+    with (
+        server(kind, file, options.store) as (address, process),
+        client(address, streams) as load,
+    ):
+        load(0, min(options.seconds, 1.0))  # warms up
+        fast = load(0, options.seconds)
+        rate = options.rate or fast["answers_a_second"] / 2 / streams
+        found = {"server": kind, "streams": streams, "most_a_second": fast["answers_a_second"]}
+        before = cpu_and_memory(process)[0]
+        paced = load(rate, options.seconds)
+        cpu, memory = cpu_and_memory(process)
+        found |= {"rate": round(rate, 3), **paced}
+        found["server_cpu_us_a_step"] = round((cpu - before) / paced["answers"] * 1e6, 1)
+        found["server_MiB"] = round(memory, 1)
+        if kind != "echo":
+            recent = fetch(f"{address}/v1/recent")
+            found["batch"] = round(float(np.mean(recent["sizes"])), 2)
+            found["pool_ms_a_batch"] = round(float(np.mean(recent["seconds"])) * 1e3, 4)
+        return found
+
+
+def long_run(streams, options, file):
+    """A tenth at a time: latency, the mean batch, memory."""
+    rows = []
+    with server("recur", file, options.store) as (address, process):
+        with client(address, streams) as load:
+            for tenth in range(10):
+                paced = load(options.rate, options.seconds / 10)
+                sizes = fetch(f"{address}/v1/recent")["sizes"]
+                rows.append({"tenth": tenth + 1, **paced, "batch": float(np.mean(sizes)),
+                             "server_MiB": round(cpu_and_memory(process)[1], 2)})  # fmt: skip
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def full(streams, options, file):
+    """The p99 of a full server's streams while others are refused, beside that while none are."""
+    refused = [0]
+
+    def knock(address, stop):
+        body = urllib.request.Request(f"{address}/v1/streams", b"{}", method="POST")
+        while not stop.wait(0.02):
             try:
-                address = server.stdout.readline().split()[-1]
-                work = load(address, streams, options.rate, options.seconds)
-                latencies, took, (first, last) = asyncio.run(work)
-            finally:
-                server.terminate()
-                server.wait()
-            p50, p99, p999 = np.quantile(latencies, [0.5, 0.99, 0.999]) * 1e3
-            print(json.dumps({
-                "streams": streams,
-                "rate": options.rate,
-                "answers_a_second": round(len(latencies) / took, 1),
-                "p50_ms": round(p50, 2),
-                "p99_ms": round(p99, 2),
-                "p999_ms": round(p999, 2),
-                "batch_first_tenth": round(first[0], 2),
-                "batch_last_tenth": round(last[0], 2),
-                "pool_ms_a_batch": round(last[1] * 1e3, 3),
-                "mean_ms": round(float(latencies.mean()) * 1e3, 2),
-            }), flush=True)  # fmt: skip
+                urllib.request.urlopen(body, timeout=10).close()
+            except urllib.error.HTTPError as error:
+                assert error.code == 429, error.code
+                refused[0] += 1
+
+    quiet, pressed = [], []
+    with server("recur", file, options.store, streams) as (address, _):
+        with client(address, streams) as load:
+            rate = options.rate or load(0, 2.0)["answers_a_second"] / 2 / streams
+            for _ in range(5):
+                quiet.append(load(rate, options.seconds)["p99_ms"])
+                stop = threading.Event()
+                other = threading.Thread(target=knock, args=(address, stop))
+                other.start()
+                pressed.append(load(rate, options.seconds)["p99_ms"])
+                stop.set()
+                other.join()
+    alone, among = float(np.median(quiet)), float(np.median(pressed))
+    return {"streams": streams, "refused": refused[0], "p99_ms": alone, "p99_ms_full": among,
+            "ratio": round(among / alone, 3)}  # fmt: skip
+
+
+def raise_limit():
+    """As many open files as this user may have: a stream is one in the server and in the client."""
+    with contextlib.suppress(ImportError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main():
+    if sys.argv[1:2] == ["--serve"]:
+        kind, file, store, streams = sys.argv[2:]
+        return globals()[f"serve_{kind}"](file, store, int(streams))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", default="1,100,1000,10000", help="comma-separated")
+    parser.add_argument("--rate", type=float, help="steps a second of each (half of the most)")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--servers", default=",".join(SERVERS))
+    parser.add_argument("--store", default="memory")
+    parser.add_argument("--full", action="store_true", help="the p99 of a full server")
+    parser.add_argument("--long", action="store_true", help="one run of --seconds, in tenths")
+    parser.add_argument("--json", help="also write the figures to this file")
+    options = parser.parse_args()
+    raise_limit()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = saved_model(folder)
+        for streams in map(int, options.streams.split(",")):
+            if options.long:
+                rows += long_run(streams, options, file)
+                continue
+            if options.full:
+                rows.append(full(streams, options, file))
+                print(json.dumps(rows[-1]), flush=True)
+                continue
+            for kind in options.servers.split(","):
+                rows.append(one(kind, streams, options, file))
+                print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        report = {"date": time.strftime("%Y-%m-%d"), "store": options.store, "serve": rows}
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    return None
+
+
+def saved_model(folder):
+    import recur
+    from recur import LSTM, Chain, Dense
+
+    rng = np.random.default_rng(0)
+    file = Path(folder) / "model.safetensors"
+    recur.save(Chain(LSTM(N_IN, 128, rng=rng), Dense(128, N_OUT, rng=rng)), file)
+    return file
 
 
 if __name__ == "__main__":

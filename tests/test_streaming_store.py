@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -18,7 +15,6 @@ import numpy as np
 import pytest
 from streaming_models import models
 
-import recur
 from recur import LSTM, Busy, Conflict, Expired, FormatError, StreamError, UnknownStream
 from recur.streaming import Flush, MemoryStore, RedisStore, SQLiteStore, Stream, StreamPool
 
@@ -380,77 +376,6 @@ def test_s16_a_stored_snapshot_of_other_weights_or_another_key_is_refused(store)
             other.step(["a"], np.ones((5, 1)))
     assert store.load("a").epoch == epoch, "a refused snapshot is not claimed"
     StreamPool(model, store=store, key=b"k").step(["a"], np.ones((5, 1)))
-
-
-# ---------------------------------------------------------------- S8: kill -9
-
-CHILD = """
-import sys
-import numpy as np
-import recur
-from recur.streaming import SQLiteStore, StreamPool
-
-model = recur.load(sys.argv[1])
-pool = StreamPool(model, store=SQLiteStore(sys.argv[2]))
-names = [f"s{i}" for i in range(200)]
-for name in names:
-    if name not in pool:
-        pool.open(name)
-rng = np.random.default_rng(int(sys.argv[3]))
-while True:
-    some = rng.permutation(200)[: rng.integers(1, 40)]
-    chosen = [names[i] for i in some]
-    at = pool.steps(chosen)
-    # The input of step n of stream i depends on n and i alone.
-    x = np.sin(np.arange(1, 6)[:, None] * (at + 1) + some).astype(np.float32)
-    y = pool.step(chosen, x, numbers=at + 1)
-    lines = [f"{i} {n} {row.tobytes().hex()}" for i, n, row in zip(some, at + 1, y.T)]
-    sys.stdout.write("\\n".join(lines) + "\\n")
-    sys.stdout.flush()
-"""
-
-
-def test_s8_after_kill_9_every_stream_goes_on_from_its_last_step(tmp_path, rng):
-    model = models()["head"]
-    recur.save(model, tmp_path / "m.safetensors")
-    script = tmp_path / "child.py"
-    script.write_text(textwrap.dedent(CHILD))
-    seen: dict[tuple[int, int], bytes] = {}
-    for attempt in range(3):
-        log = tmp_path / f"log{attempt}"
-        with open(log, "wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, script, tmp_path / "m.safetensors", tmp_path / "s.db",
-                 str(attempt)],
-                stdout=out,
-            )  # fmt: skip
-            deadline = time.monotonic() + 60
-            while log.stat().st_size < 4000 and time.monotonic() < deadline:
-                assert process.poll() is None
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 0.2))
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        *whole, _ = log.read_text().split("\n")  # the last line may be cut short
-        assert len(whole) > 10
-        for line in whole:
-            i, n, answer = line.split()
-            place = int(i), int(n)
-            assert place not in seen, "a step that was answered was taken again"
-            seen[place] = bytes.fromhex(answer)
-    pool = StreamPool(model, store=SQLiteStore(tmp_path / "s.db"))
-    for i in range(200):
-        last = max((n for stream, n in seen if stream == i), default=0)
-        at = int(pool.steps([f"s{i}"])[0])
-        assert at >= last, "an answered step was lost"
-        n = np.arange(1, at + 2)
-        X = np.sin(np.arange(1, 6)[:, None] * n + i).astype(np.float32)
-        Y = Stream(model).run(X)
-        assert np.array_equal(pool.step([f"s{i}"], X[:, -1:])[:, 0], Y[:, -1])
-        for step in range(1, at + 1):
-            if (i, step) in seen:
-                assert seen[i, step] == Y[:, step - 1].tobytes()
-    pool.store.close()
 
 
 def test_the_sqlite_file_says_what_is_wrong_with_it(tmp_path):

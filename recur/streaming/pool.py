@@ -392,7 +392,7 @@ class Pool:
         """
         n = places.count
         if n <= CHUNK or not self.plan.sealed:
-            return np.array(self._chunk(places, rows))
+            return self._chunk(places, rows).copy()
         answers = None
         for start in range(0, n, CHUNK):
             some = slice(start, start + CHUNK)
