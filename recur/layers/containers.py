@@ -192,7 +192,8 @@ class Chain(Live, Container):
 
     x is one step, a sequence (F, B, T), or a list of steps, which gives a list of outputs.  Both
     run layer by layer and equal step by step; functions get the steps of a list one at a time.
-    Several inputs go to the first layer.
+    Several inputs go to the first layer.  Raises what its layers raise, with all states as they
+    were, and `TypeError` for an option that no layer takes.
 
     Outside a scope single steps of recurrent and dense layers in a row run in one call of compiled
     code, which holds the layers' states meanwhile.

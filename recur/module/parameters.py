@@ -29,7 +29,10 @@ class Params(list[Param]):
 
 
 def named_params(model: Any) -> dict[str, Param]:
-    """Every parameter of a model by path, layers in order, each once under its first path."""
+    """Every parameter of a model by path, layers in order, each once under its first path.
+
+    Raises `StateError` if two have one path, and for a layer that only a set holds.
+    """
     found: dict[str, Param] = {}
     for path, obj in walk(model):
         if type(obj) is Param:
