@@ -246,7 +246,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate():
     assert [bucket.take(0.0) for _ in range(3)] == [0.0] * 3
     assert bucket.take(0.0) == pytest.approx(0.1)
     assert bucket.take(0.1) == 0.0 and bucket.take(0.1) > 0
-    assert not bucket.full
+    assert not bucket.full(0.1) and not bucket.full(0.3) and bucket.full(100.0)
     bucket.take(100.0)
     assert [bucket.take(100.0) for _ in range(2)] == [0.0] * 2 and bucket.take(100.0) > 0
 

@@ -218,7 +218,8 @@ def test_s16_a_snapshot_opens_another_stream_here_or_in_a_process(server, rng):
 def test_health_metrics_model_and_openapi(server):
     assert call(server, "GET", "/healthz")[2]["status"] == "ok"
     id, token = opened(server)
-    call(server, "POST", f"/v1/streams/{id}/step", {"x": [0] * 5}, Stream_Token=token)
+    for body in ({"x": [0] * 5}, {"x": [0] * 5, "step": 9}):
+        call(server, "POST", f"/v1/streams/{id}/step", body, Stream_Token=token)
     text = call(server, "GET", "/metrics")[2].decode()
     for name in ("recur_steps_total", "recur_streams ", "recur_batch_size_bucket",
                  'recur_errors_total{code="gap"}', "recur_step_seconds_sum"):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.ray:
         return run_ray(arguments)
     model, characters = load(arguments.model)
+    take_open_files()
     pool = StreamPool(
         model,
         store=store_of(arguments),
@@ -119,6 +121,17 @@ def run_ray(arguments: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: ended.set())
     ended.wait()
     remove()
+
+
+def take_open_files() -> None:
+    """Lets this process open as many connections as it may; the limit is low for select's sake."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS names more than it allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:

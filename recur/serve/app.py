@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,11 +16,12 @@ from recur.serve.engine import tag_of
 from recur.serve.openapi import describe
 from recur.serve.options import Options
 from recur.serve.page import PAGE
-from recur.serve.protocol import TooLarge, as_list, read_json, read_step
+from recur.serve.protocol import TooLarge, as_list, read_json, read_step, read_token
 from recur.serve.service import Service
 from recur.serve.socket import StreamSocket
 from recur.streaming import StreamPool
 
+log = logging.getLogger("recur.serve")
 _BINARY = "application/octet-stream"
 
 
@@ -46,9 +49,14 @@ def application(
         try:
             yield
         finally:
-            await service.engine.stop()
-            if pool.store is not None:
-                pool.store.close()
+            try:
+                await service.engine.stop()
+            except Exception as error:
+                service.failure = error
+                raise
+            finally:
+                if pool.store is not None:
+                    pool.store.close()
 
     async def connect(socket: Any) -> None:
         await StreamSocket(service, socket).run()
@@ -77,10 +85,11 @@ class Http:
     """The HTTP calls.  A stream's token comes in the header `Stream-Token`."""
 
     def __init__(self, service: Service) -> None:
-        from starlette import responses
+        from starlette import requests, responses
 
         self._service = service
         self._responses = responses
+        self._gone = requests.ClientDisconnect
 
     def guarded(
         self, call: Callable[[Any], Awaitable[Any]], free: bool
@@ -90,9 +99,13 @@ class Http:
         async def answer(request: Any) -> Any:
             try:
                 if not free:
-                    self._service.check_bearer(request.headers.get("authorization"))
+                    headers = request.headers
+                    self._service.check_origin(headers.get("origin"), headers.get("host"))
+                    self._service.check_bearer(headers.get("authorization"))
                 return await call(request)
-            except RecurError as error:
+            except Exception as error:
+                if not isinstance(error, (RecurError, OSError, self._gone)):
+                    log.error("a call failed", exc_info=error)
                 described, status, _ = self._service.error(error)
                 return self._json({"error": described}, status)
 
@@ -103,18 +116,25 @@ class Http:
 
     async def _body(self, request: Any) -> bytes:
         """The request's body, read no further than it may go."""
-        limit = self._service.options.message
-        pieces, size = [], 0
-        async for piece in request.stream():
+        options = self._service.options
+        pieces: list[bytes] = []
+        size = 0
+        stream = request.stream()
+        while True:
+            try:
+                piece = await asyncio.wait_for(anext(stream, None), options.slow)
+            except asyncio.TimeoutError:
+                raise FormatError(f"nothing of the body came for {options.slow:g} s.") from None
+            if piece is None:
+                return b"".join(pieces)
             size += len(piece)
-            if size > limit:
-                raise TooLarge(f"a body of more than {limit} bytes. Send less at a time.")
+            if size > options.message:
+                raise TooLarge(f"a body of more than {options.message} bytes. Send less at a time.")
             pieces.append(piece)
-        return b"".join(pieces)
 
     def _who(self, request: Any) -> tuple[str, bytes]:
-        token = request.headers.get("stream-token", "")
-        return request.path_params["id"], tag_of(token)
+        token = read_token(request.headers.get("stream-token"))
+        return self._service.name(request.path_params["id"]), tag_of(token)
 
     # ------------------------------------------------------------ about the server
 
@@ -150,7 +170,7 @@ class Http:
         else:
             message = read_json(body or b"{}")
             id = self._service.name(message.get("id"))
-            held = request.headers.get("stream-token") or None
+            held = read_token(request.headers.get("stream-token")) or None
             if message.get("takeover") is True:
                 token = await engine.take_over(id, held or "")
             else:
@@ -211,10 +231,10 @@ class Http:
     def _ask(self, step: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         try:
             number, x = read_step(step)
-            id, token = step.get("id"), step.get("token")
-            if not isinstance(id, str) or not isinstance(token, str):
+            id, token = step.get("id"), read_token(step.get("token"))
+            if id is None or not token:
                 raise FormatError("a step names no stream, or has no token.")
-            return step, self._service.submit(id, x, number, tag_of(token))
+            return step, self._service.submit(self._service.name(id), x, number, tag_of(token))
         except RecurError as error:
             return step, error
 
@@ -223,8 +243,10 @@ class Http:
             if isinstance(future, RecurError):
                 raise future
             answer = await future
-        except RecurError as error:
-            return {"id": step.get("id"), "error": self._service.error(error)[0]}
+        except Exception as error:
+            id = step.get("id")
+            named = id if isinstance(id, str) and id.isascii() else None
+            return {"id": named, "error": self._service.error(error)[0]}
         return {"id": step["id"], "step": answer.number, "y": as_list(answer.y)}
 
 

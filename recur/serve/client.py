@@ -28,7 +28,14 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 
 from recur.errors import Busy, Gap, RecurError
-from recur.serve.protocol import Stopping, pack_frame, raise_error, read_json, unpack_frame
+from recur.serve.protocol import (
+    Stopping,
+    Unavailable,
+    pack_frame,
+    raise_error,
+    read_json,
+    unpack_frame,
+)
 
 HISTORY = 1024  # inputs that a client keeps, to send them again
 SESSION = "X-Session-Id"  # by which a cluster finds the replica that has the stream
@@ -129,7 +136,7 @@ class Client:
         while True:
             try:
                 return self._once(choose(self.servers, id), method, path, body, headers)
-            except (OSError, http.client.HTTPException, Stopping):
+            except (OSError, http.client.HTTPException, Unavailable):
                 if time.monotonic() + pause > end:
                     raise
             time.sleep(pause)
@@ -280,6 +287,8 @@ class AsyncStream:
         self._socket: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._lost: float | None = None  # since when nothing was answered
+        self._pause = FIRST_PAUSE
 
     @property
     def steps(self) -> int:
@@ -326,7 +335,7 @@ class AsyncStream:
             try:
                 step = await self._greet()
                 break
-            except (OSError, self._websockets.WebSocketException, Busy, Stopping, EOFError):
+            except (OSError, self._websockets.WebSocketException, Busy, Unavailable, EOFError):
                 if time.monotonic() + pause > end:
                     raise
             await asyncio.sleep(pause)
@@ -335,9 +344,12 @@ class AsyncStream:
             self._history.step = self._asked = step
         # The server may stand at the last step that was answered, one further, or further back.
         first = min(step + 1, next(iter(self._futures), self._asked + 1))
-        for number, x in self._history.since(first, self._asked):
-            await self._socket.send(pack_frame(number, x))
+        steps = self._history.since(first, self._asked)
+        # It reads already while steps are sent again: a server whose answers are not read stops.
         self._reader = asyncio.create_task(self._read())
+        with contextlib.suppress(self._websockets.ConnectionClosed):  # the reader sees to it
+            for number, x in steps:
+                await self._socket.send(pack_frame(number, x))
 
     async def _greet(self) -> int:
         server = choose(self.servers, self.id)
@@ -360,33 +372,43 @@ class AsyncStream:
         return int(found["step"])
 
     async def _read(self) -> None:
+        error: Exception | None = None
         try:
             async for message in self._socket:
                 if isinstance(message, str):
-                    self._fail_by(read_json(message))
-                    return
+                    error = _told(message)
+                    break
                 number, y = unpack_frame(message)
+                self._lost, self._pause = None, FIRST_PAUSE
                 self._history.step = max(self._history.step, number)
                 future = self._futures.pop(number, None)
                 if future is not None and not future.done():
                     future.set_result(y)
         except self._websockets.ConnectionClosed:
             pass
-        if self._futures:
-            await self._again()
+        if error is not None and not isinstance(error, (Busy, Unavailable)):
+            self._fail(error)
+        elif self._futures:
+            await self._again(error)
 
-    async def _again(self) -> None:
+    async def _again(self, told: Exception | None) -> None:
+        """Connects again, at once if there were answers; else after a pause, while patience lasts.
+
+        told  what the server said at the end, if it did
+        """
+        now = time.monotonic()
+        if self._lost is None:
+            self._lost = now
+        elif now - self._lost > self.patience:
+            return self._fail(told or ConnectionError("The server ends every connection at once."))
+        if told is not None or now > self._lost:
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
         async with self._lock:
             try:
                 await self._connect()
             except Exception as error:
                 self._fail(error)
-
-    def _fail_by(self, message: dict[str, Any]) -> None:
-        try:
-            raise_error(message.get("error"))
-        except RecurError as error:
-            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Every step that waits gets the error, and may be asked for again."""
@@ -396,6 +418,14 @@ class AsyncStream:
                 future.set_exception(error)
                 future.exception()
         self._futures.clear()
+
+
+def _told(message: str) -> RecurError:
+    """The error that a server's message tells of."""
+    try:
+        raise_error(read_json(message).get("error"))
+    except RecurError as error:
+        return error
 
 
 def _with(**found: Any) -> dict[str, Any]:

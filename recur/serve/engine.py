@@ -7,8 +7,11 @@ What arrives while a step runs goes into the next one, which begins as soon as t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import itertools
+import logging
 import secrets
 import time
 from collections import deque
@@ -19,13 +22,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from recur.errors import Busy, Conflict, FormatError
-from recur.serve.protocol import Stopping, WrongToken
+from recur.errors import Busy, Conflict, FormatError, RecurError
+from recur.serve.protocol import Stopping, StoreFailed, WrongToken, own_error
 from recur.streaming import Departure, StreamPool
 
 Result = TypeVar("Result")
+log = logging.getLogger("recur.serve")
 RECENT = 240  # batches of which sizes and times are kept
 LEAST_TOKEN, MOST_TOKEN = 32, 256  # characters
+
+
+_NO_LONGER = (
+    "The token is not that of stream {!r}, or was replaced by a takeover. Nothing was changed."
+)
 
 
 @dataclass
@@ -71,6 +80,7 @@ class Engine:
     max_wait   seconds that a step waits for others to join it when the pool is free
     max_batch  how many streams step together at most
     depth      how many steps of one stream may wait; another one is `Busy`
+    admit      called with a stream before it takes a new step; it raises to refuse it
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Engine:
         depth: int = 64,
         on_batch: Callable[[Batch], object] | None = None,
         on_idle: Callable[[Departure], object] | None = None,
+        admit: Callable[[str], object] | None = None,
     ) -> None:
         self.pool = pool
         self.max_wait = max_wait
@@ -90,7 +101,12 @@ class Engine:
         self.recent: deque[Batch] = deque(maxlen=RECENT)
         self._on_batch = on_batch
         self._on_idle = on_idle
-        self._waiting: dict[str, deque[Request]] = {}
+        self._admit = admit
+        # By stream and tag: what somebody asks who has not the token keeps nobody else waiting.
+        self._waiting: dict[tuple[str, bytes], deque[Request]] = {}
+        # Steps that were taken but not written, and so not answered.  What was sent behind one,
+        # before its sender could know, must not be taken: its answer would replace the one owed.
+        self._owed: dict[str, int] = {}
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "recur-pool")
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,17 +136,26 @@ class Engine:
         self._thread.shutdown()
 
     async def call(self, function: Callable[..., Result], *args: Any) -> Result:
-        """`function(*args)` in the pool's thread, between two steps."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        """`function(*args)` in the pool's thread, between two steps.  Raises `StoreFailed` too."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        except Exception as error:
+            own = _reported(error)
+            if own is error:
+                raise
+            raise own from error
 
     async def _keep(self) -> None:
         """Lets idle streams go, and flushes by time, also when nobody steps."""
         pool = self.pool
         while True:
             await asyncio.sleep(min((pool.idle or 16.0) / 16, 1.0))
-            await self.call(pool.reap)
-            if pool.policy.seconds is not None:
-                await self.call(pool.flush_late)
+            try:
+                await self.call(pool.reap)
+                if pool.policy.seconds is not None:
+                    await self.call(pool.flush_late)
+            except RecurError:  # a store that fails now, or streams that went on elsewhere
+                continue
 
     # ------------------------------------------------------------ streams
 
@@ -182,10 +207,7 @@ class Engine:
         if not fits and self.pool.refresh(id):  # taken over elsewhere
             fits = hmac.compare_digest(self.pool.tag(id), tag)
         if not fits:
-            raise WrongToken(
-                f"The token is not that of stream {id!r}, or was replaced by a takeover. "
-                "Nothing was changed."
-            )
+            raise WrongToken(_NO_LONGER.format(id))
 
     async def with_stream(
         self, id: str, tag: bytes, function: Callable[..., Result], *args: Any
@@ -194,6 +216,7 @@ class Engine:
 
         def checked() -> Result:
             self.check(id, tag)
+            self._owed.pop(id, None)  # whoever asks where the stream stands begins from there
             return function(*args)
 
         return await self.call(checked)
@@ -211,7 +234,7 @@ class Engine:
         if self._stopping:
             raise Stopping("The server is going down. Send the step again later.")
         rows = self.pool.plan.rows(x, 1)
-        queue = self._waiting.setdefault(id, deque())
+        queue = self._waiting.setdefault((id, tag), deque())
         if len(queue) >= self.depth:
             raise Busy(
                 f"Stream {id!r} has {len(queue)} steps waiting. Wait for their answers first. "
@@ -231,7 +254,10 @@ class Engine:
             if self.max_wait and len(self._waiting) < self.max_batch:
                 await self._gather()
             batch = self._next()
-            results = await self.call(self._step, batch)
+            try:
+                results = await self.call(self._step, batch)
+            except Exception as error:
+                results = [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
                 if isinstance(result, BaseException):
                     _fail(request, result)
@@ -248,11 +274,11 @@ class Engine:
     def _next(self) -> list[Request]:
         """The first request of every stream, streams that waited longest first."""
         batch = []
-        for id in list(self._waiting)[: self.max_batch]:
-            queue = self._waiting.pop(id)
+        for key in list(itertools.islice(self._waiting, self.max_batch)):
+            queue = self._waiting.pop(key)
             batch.append(queue.popleft())
             if queue:
-                self._waiting[id] = queue  # at the end: the others have their turn first
+                self._waiting[key] = queue  # at the end: the others have their turn first
         return batch
 
     # In the pool's thread.
@@ -270,38 +296,68 @@ class Engine:
 
     def _attempt(self, batch: list[Request], some: list[int], results: list[Any]) -> None:
         groups: dict[int, list[int]] = {}
+        holder: dict[str, int] = {}
         for i in some:
             request = batch[i]
             results[i] = None
             try:
                 self.check(request.id, request.tag)
+                self._check_owed(request)
                 y = self.pool.replay(request.id, request.x.T, request.number)
+                if y is None and self._admit is not None:
+                    self._admit(request.id)
             except Exception as error:
-                results[i] = error
+                results[i] = _reported(error)
+                if isinstance(results[i], StoreFailed) and request.number is not None:
+                    self._owed.setdefault(request.id, request.number)
                 continue
+            if request.id in holder:  # its token was good until a takeover came to light
+                before = holder[request.id]
+                results[before] = WrongToken(_NO_LONGER.format(request.id))
+                for group in groups.values():
+                    if before in group:
+                        group.remove(before)
+            holder[request.id] = i
+            self._owed.pop(request.id, None)
             if y is not None:
                 assert request.number is not None
                 results[i] = Answer(request.number, y)
             else:
                 # Indices and one-hot columns of one model are different calls.
                 groups.setdefault(request.x.ndim, []).append(i)
-        for group in groups.values():
+        for group in filter(None, groups.values()):
             self._step_group(batch, group, results)
 
     def _step_group(self, batch: list[Request], group: list[int], results: list[Any]) -> None:
         ids = [batch[i].id for i in group]
         x = np.concatenate([batch[i].x for i in group])
+        numbers = None
         try:
             numbers = self.pool.steps(ids) + 1
             answers = self._answers(ids, x, numbers, group, results)
         except Exception as error:
             for i in group:
-                results[i] = error
+                results[i] = _reported(error)
+            if isinstance(results[group[0]], StoreFailed):
+                self._note_owed(ids, numbers)
             return
         for i, number, y in zip(group, numbers.tolist(), answers, strict=True):
             if results[i] is None:
                 state = self._shown(batch[i].id) if batch[i].shows else None
                 results[i] = Answer(number, y, state)
+
+    def _check_owed(self, request: Request) -> None:
+        owed = self._owed.get(request.id)
+        if owed is not None and request.number is not None and request.number > owed:
+            raise StoreFailed(
+                f"Step {owed} of stream {request.id!r} could not be written, and was not answered. "
+                "Send it again first. Nothing was changed."
+            )
+
+    def _note_owed(self, ids: list[str], numbers: Any) -> None:
+        with contextlib.suppress(Exception):  # not even here: nothing was taken
+            taken = self.pool.steps(ids) == numbers
+            self._owed |= {id: int(n) for id, n, t in zip(ids, numbers, taken, strict=True) if t}
 
     def _answers(
         self, ids: list[str], x: np.ndarray, numbers: Any, group: list[int], results: list[Any]
@@ -339,6 +395,16 @@ class Engine:
 def tag_of(token: str) -> bytes:
     """What is kept of a token: enough to know it again, not to guess it."""
     return hashlib.sha256(token.encode()).digest()[:16]
+
+
+def _reported(error: Exception) -> Exception:
+    """The error as a client may have it; what is not the client's doing goes to the log."""
+    own = own_error(error)
+    if own is not error:
+        log.error("the store failed: %r", error)
+    elif not isinstance(error, RecurError):
+        log.error("a step failed", exc_info=error)
+    return own
 
 
 def _was_elsewhere(request: Request, result: Any) -> bool:

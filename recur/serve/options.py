@@ -15,7 +15,9 @@ class Options:
     rate         steps a second that one stream may take; None: as many as the pool can
     burst        steps that a stream may take at once before `rate` counts
     pending      steps of one stream that may wait
-    slow         seconds after which a client that does not read its answers is dropped
+    slow         seconds after which a client is dropped that does not read its answers, or does
+                 not say what it wants
+    connections  how many may be open at once, idle ones too
     max_wait     seconds that a step waits for others to join it
     stop         seconds in which connections must have ended when the server goes down
     origins      pages of other hosts whose sockets are taken; a browser says where it comes from
@@ -28,6 +30,7 @@ class Options:
     burst: int = 100
     pending: int = 64
     slow: float = 10.0
+    connections: int = 100_000
     max_wait: float = 0.0
     stop: float = 5.0
     origins: tuple[str, ...] = ()
@@ -53,7 +56,6 @@ class Rate:
             return 0.0
         return (1 - self._left) / self._rate
 
-    @property
-    def full(self) -> bool:
+    def full(self, now: float) -> bool:
         """Whether nothing was taken for so long that the bucket need not be kept."""
-        return self._left >= self._burst
+        return self._left + (now - self._since) * self._rate >= self._burst

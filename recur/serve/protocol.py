@@ -8,8 +8,9 @@ frame is {"step": n, "x": [...]} and {"step": n, "y": [...]}.
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -41,8 +42,20 @@ class TooLarge(StreamError):
     """A message is longer than the server takes."""
 
 
-class Stopping(StreamError):
+class Unavailable(StreamError):
+    """The server cannot answer now; later it may.  Clients ask again by themselves."""
+
+
+class Stopping(Unavailable):
     """The server is going down; the stream is kept where it has a store."""
+
+
+class StoreFailed(Unavailable):
+    """The store cannot be written or read: its disk is full, its server is not there.
+
+    A step that was taken is not answered before it is written; sent again, with its number, it is
+    answered once the store can take it.
+    """
 
 
 # Error, its name, its HTTP status, the code with which it closes a socket.  No two causes share a
@@ -57,10 +70,21 @@ _CODES: list[tuple[type[Exception], str, int, int]] = [
     (Unauthorised, "unauthorised", 401, 4401),
     (TooLarge, "too_large", 413, 1009),
     (Stopping, "stopping", 503, 1012),
+    (StoreFailed, "store", 503, 1013),
     (ShapeError, "shape", 422, 1007),
     (FormatError, "format", 400, 1007),
 ]
 _FIELDS = ("expected", "got", "at", "last_step")
+
+
+def own_error(error: Exception) -> Exception:
+    """A failure of the store as `StoreFailed`, with its cause; any other error as it is."""
+    foreign = type(error).__module__.partition(".")[0] == "redis"
+    if isinstance(error, (sqlite3.Error, OSError)) or foreign:
+        failed = StoreFailed("The store cannot be used now. Send the same step again later.")
+        failed.__cause__ = error
+        return failed
+    return error
 
 
 def describe_error(error: BaseException) -> tuple[dict[str, Any], int, int]:
@@ -76,7 +100,7 @@ def describe_error(error: BaseException) -> tuple[dict[str, Any], int, int]:
     return {"code": "internal", "message": "the server failed; its log says how"}, 500, 1011
 
 
-def raise_error(described: Any) -> None:
+def raise_error(described: Any) -> NoReturn:
     """Raises the error that `describe_error` described."""
     if not isinstance(described, dict):
         raise RecurError(f"the server answered {described!r}.")
@@ -86,6 +110,15 @@ def raise_error(described: Any) -> None:
             fields = {f: described[f] for f in _FIELDS if f in described}
             raise kind(message, **fields)
     raise RecurError(f"the server failed: {message}")
+
+
+def read_token(token: Any) -> str:
+    """A token as it came, "" for none.  Raises `FormatError` for what is no ASCII text."""
+    if token is None:
+        return ""
+    if not isinstance(token, str) or not token.isascii():
+        raise FormatError("a token that is no ASCII text.")
+    return token
 
 
 def pack_frame(number: int, values: Any) -> bytes:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from recur.errors import RecurError
 from recur.serve.app import application
 from recur.serve.options import Options
 from recur.streaming import StreamPool
@@ -28,12 +29,19 @@ def serve(
     port      0 takes a free one
     on_start  called with the server's address once it takes connections
 
-    Raises `ImportError` without the extra, `OSError` if the address cannot be had.
+    Raises `ImportError` without the extra, `OSError` if the address cannot be had, `RecurError` if
+    streams could not be written at the end.
     """
     options = options or Options()
     app = application(pool, options, characters=characters)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(app, host, port, options, on_start))
+    failure = app.state.service.failure
+    if failure is not None:
+        raise RecurError(
+            f"The streams were not written at the end: {failure} Each stands at its last step that "
+            "was."
+        ) from failure
 
 
 async def _serve(
@@ -69,6 +77,8 @@ async def _serve(
             ws_max_size=options.message,
             ws_ping_interval=10.0,
             ws_ping_timeout=10.0,
+            http=impatient(options.slow),
+            limit_concurrency=options.connections,
             timeout_graceful_shutdown=max(int(options.stop), 1),
             server_header=False,
         )
@@ -82,3 +92,28 @@ async def _serve(
         with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows; not the main thread
             loop.add_signal_handler(number, end)
     await server.serve()
+
+
+def impatient(slow: float) -> type:
+    """uvicorn's HTTP protocol, which ends connections on which no whole request comes for `slow` s.
+
+    uvicorn itself waits for ever for the head of a request.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(slow, self._look, None)
+
+        def _look(self, seen: Any) -> None:
+            transport = self.transport
+            if transport.is_closing() or transport.get_protocol() is not self:  # now a socket's
+                return
+            cycle = self.cycle
+            if cycle is seen and (cycle is None or cycle.response_complete):
+                transport.close()
+            else:
+                self.loop.call_later(slow, self._look, cycle)
+
+    return Impatient

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -40,9 +42,13 @@ class Service:
             depth=options.pending,
             on_batch=self._count_batch,
             on_idle=self._left,
+            admit=None if options.rate is None else self._check_rate,
         )
         self.metrics = Metrics(pool)
         self._rates: dict[str, Rate] = {}
+        self._most_rates = 1000
+        self._sockets = 0
+        self.failure: Exception | None = None  # why streams were not written at the end
         self._listeners: dict[str, set[Callable[[Departure], object]]] = {}
 
     # ------------------------------------------------------------ who may
@@ -53,28 +59,50 @@ class Service:
         if wanted is None:
             return
         kind, _, given = (header or "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.encode(), wanted.encode()):
+        fits = hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+        if kind.lower() != "bearer" or not fits:
             raise Unauthorised("This server wants `Authorization: Bearer …`.")
 
-    def check_rate(self, id: str) -> None:
-        """Raises `Busy` if this stream steps faster than it may."""
-        if self.options.rate is None:
-            return
+    def _check_rate(self, id: str) -> None:
+        """Raises `Busy` if this stream steps faster than it may; in the pool's thread."""
+        rate = self.options.rate
+        assert rate is not None
         now = time.monotonic()
         bucket = self._rates.get(id)
         if bucket is None:
             self._forget_rates(now)
-            bucket = self._rates[id] = Rate(self.options.rate, self.options.burst, now)
+            bucket = self._rates[id] = Rate(rate, self.options.burst, now)
         wait = bucket.take(now)
         if wait:
             raise Busy(
-                f"Stream {id!r} steps more than {self.options.rate:g} times a second. Send the "
+                f"Stream {id!r} steps more than {rate:g} times a second. Send the "
                 f"step again in {wait:.3f} s. Nothing was changed."
             )
 
     def _forget_rates(self, now: float) -> None:
-        if len(self._rates) > 2 * len(self.pool) + 1000:
-            self._rates = {id: rate for id, rate in self._rates.items() if not rate.full}
+        if len(self._rates) >= self._most_rates:
+            self._rates = {id: rate for id, rate in self._rates.items() if not rate.full(now)}
+            self._most_rates = max(2 * len(self._rates), 1000)
+
+    @contextlib.contextmanager
+    def socket(self) -> Iterator[None]:
+        """Counts a socket while it is open.  Raises `Busy` if they are too many."""
+        if self._sockets >= self.options.connections:
+            raise Busy(f"All {self.options.connections} connections are taken. Come back later.")
+        self._sockets += 1
+        self.metrics.sockets.inc()
+        try:
+            yield
+        finally:
+            self._sockets -= 1
+            self.metrics.sockets.dec()
+
+    def check_origin(self, origin: str | None, host: str | None) -> None:
+        """Raises `Unauthorised` for a page of another host: it must not use whoever looks at it."""
+        if origin is None or urlsplit(origin).netloc == host:
+            return
+        if origin not in self.options.origins:
+            raise Unauthorised(f"Pages of {origin} may not use this server.")
 
     # ------------------------------------------------------------ inputs
 
@@ -93,13 +121,12 @@ class Service:
         plan = self.pool.plan
         if plan.vocabulary is not None and x.size == 1:
             index = x.reshape(()).item()
-            if float(index).is_integer():
+            if float(index).is_integer() and 0 <= index < plan.vocabulary:
                 return np.array(int(index))
         return x.reshape(-1)
 
     def submit(self, id: str, x: np.ndarray, number: int | None, tag: bytes, **more: Any) -> Any:
         """A future of the answer; see `Engine.submit`."""
-        self.check_rate(id)
         return self.engine.submit(id, self.input(x), number, tag, **more)
 
     async def step(self, id: str, x: np.ndarray, number: int | None, tag: bytes) -> Answer:

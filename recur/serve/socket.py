@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,11 +19,11 @@ from recur.errors import Expired, FormatError, RecurError
 from recur.serve.engine import Answer, tag_of
 from recur.serve.protocol import (
     TooLarge,
-    Unauthorised,
     as_list,
     pack_frame,
     read_json,
     read_step,
+    read_token,
     unpack_frame,
 )
 from recur.serve.service import Service
@@ -50,28 +49,27 @@ class StreamSocket:
     async def run(self) -> None:
         """Serves the connection until either side ends it."""
         await self.socket.accept()
-        self.service.metrics.sockets.inc()
         try:
-            await self._greet()
-            await self._serve()
+            with self.service.socket():
+                await self._greet()
+                await self._serve()
         except _Gone:
             pass
-        except RecurError as error:
+        except Exception as error:
             await self._close(error)
-        finally:
-            self.service.metrics.sockets.dec()
+            if not isinstance(error, RecurError):
+                raise  # to the log
 
     async def _greet(self) -> None:
-        message = read_json(await self._receive_text())
+        message = read_json(await self._first())
         headers = self.socket.headers
         bearer = message.get("bearer")
-        self._check_origin(headers.get("origin"), headers.get("host"))
+        self.service.check_origin(headers.get("origin"), headers.get("host"))
         self.service.check_bearer(
             headers.get("authorization") if bearer is None else f"Bearer {bearer}"
         )
         self.shows = bool(message.get("show"))
-        token = message.get("token")
-        token = token if isinstance(token, str) else ""
+        token = read_token(message.get("token"))
         engine = self.service.engine
         if "resume" in message:
             self.id = self.service.name(message["resume"])
@@ -87,12 +85,12 @@ class StreamSocket:
         step = await engine.with_stream(self.id, self.tag, self._step_number)
         await self._send({"id": self.id, "token": token, "step": step})
 
-    def _check_origin(self, origin: str | None, host: str | None) -> None:
-        """A page of another host must not use the sockets of whoever looks at it."""
-        if origin is None or urlsplit(origin).netloc == host:
-            return
-        if origin not in self.service.options.origins:
-            raise Unauthorised(f"Pages of {origin} may not open sockets here.")
+    async def _first(self) -> str:
+        slow = self.service.options.slow
+        try:
+            return await asyncio.wait_for(self._receive_text(), slow)
+        except asyncio.TimeoutError:
+            raise FormatError(f"no first message came within {slow:g} s.") from None
 
     def _step_number(self) -> int:
         return int(self.service.pool.steps([self.id])[0])

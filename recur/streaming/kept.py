@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from recur.streaming.pool import Pool
 from recur.streaming.rest import Rest
 from recur.streaming.slots import Id
 from recur.streaming.snapshot import pack, unpack
-from recur.streaming.store import StateStore, checked_key
+from recur.streaming.store import StateStore, checked_key, steady
 
 TICKS = 16  # an idle time is looked at in this many parts: a stream goes at most a part too late
 REMEMBERED = 10_000  # streams that are gone, of which the last step is still known
@@ -89,7 +88,7 @@ class StreamPool(Pool):
         idle: float | None = None,
         ttl: float | None = None,
         on_idle: Callable[[Departure], object] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady,
     ) -> None:
         super().__init__(model, capacity=capacity, limit=limit, rest=rest, clock=clock)
         self.store = store
@@ -129,8 +128,15 @@ class StreamPool(Pool):
         return self.store.claim(checked_key(self.title, id)).epoch
 
     def _take_over(self, id: Id, tag: bytes) -> int:
+        held = self.tag(id)
         epoch = super()._take_over(id, tag)
-        self._write([id])
+        try:
+            self._write([id])
+        except Exception:  # whoever had it is to have it still
+            if id in self._slots:
+                block, row = self._blocks.one(self._slots[id])
+                block["tag"][row] = np.frombuffer(held, np.uint8)
+            raise
         return epoch
 
     def _admit(self, id: Id, takeover: bool, tag: bytes) -> int:
@@ -145,7 +151,12 @@ class StreamPool(Pool):
             return self._take_over(id, tag)
         epoch = super()._admit(id, takeover, tag)
         self._gone.pop(id, None)
-        self._write([id])
+        try:
+            self._write([id])
+        except Exception:  # what is not in the store is not open
+            if id in self._slots:
+                self._remove(id)
+            raise
         return epoch
 
     def _missing(self, id: Id) -> int:
@@ -153,6 +164,14 @@ class StreamPool(Pool):
             return self._bring_back(id)
         self._refuse_expired(id)
         return super()._missing(id)
+
+    def tag(self, id: Id) -> bytes:
+        """The bytes that `open` was given; a stream in the store stays there."""
+        with self._lock:
+            record = None if id in self._slots else self._stored(id)
+            if record is None:
+                return super().tag(id)
+            return unpack(self.plan, record.snapshot, self.key).tag
 
     def _refuse_expired(self, id: Id) -> None:
         gone = self._gone.get(id)
@@ -350,21 +369,34 @@ class StreamPool(Pool):
         with self._lock:
             now = self._clock()
             for tick in sorted(t for t in self._due if t <= self._tick(now)):
-                for slot in self._due.pop(tick):
+                slots = self._due.pop(tick)
+                while slots:
+                    slot = slots[-1]
                     block, row = self._blocks.one(slot)
                     if slot not in self._names or block["due"][row] != tick:
-                        continue  # given to another stream since
+                        slots.pop()  # given to another stream since
+                        continue
                     last = float(block["time"][row])
                     if last + self.idle > now:
                         self._watch(slot, last)
                     else:
-                        gone.append(self._depart(self._names[slot], int(block["step"][row]), now))
+                        try:
+                            step = int(block["step"][row])
+                            gone.append(self._depart(self._names[slot], step, now))
+                        except Exception:  # the store fails: they are looked at again
+                            self._due[tick] = slots
+                            self._tell(gone)
+                            raise
+                    slots.pop()
             if self.store is not None and self.ttl is not None:
                 self.store.purge(now - 2 * self.ttl)
+        self._tell(gone)
+        return gone
+
+    def _tell(self, gone: list[Departure]) -> None:
         for departure in gone:
             if self.on_idle is not None:
                 self.on_idle(departure)
-        return gone
 
     def _depart(self, id: Id, step: int, now: float) -> Departure:
         if self.store is not None:

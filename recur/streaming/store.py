@@ -17,6 +17,16 @@ from typing import Any, Protocol
 from recur.errors import StreamError
 from recur.files import AnyPath
 
+_BEGAN = time.time() - time.monotonic()
+
+
+def steady() -> float:
+    """Seconds since 1970, by the clock as it stood when the process began.
+
+    A clock that is set while streams run makes none of them old.
+    """
+    return _BEGAN + time.monotonic()
+
 
 @dataclass(frozen=True)
 class Record:
@@ -62,7 +72,7 @@ class StateStore(Protocol):
 class MemoryStore(StateStore):
     """A store in this process: for tests, and for pools that hand streams to each other."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = steady) -> None:
         self._records: dict[str, Record] = {}
         self._lock = threading.Lock()
         self._clock = clock
@@ -133,7 +143,7 @@ class SQLiteStore(StateStore):
     """
 
     def __init__(
-        self, path: AnyPath, *, durable: bool = False, clock: Callable[[], float] = time.time
+        self, path: AnyPath, *, durable: bool = False, clock: Callable[[], float] = steady
     ) -> None:
         self._lock = threading.Lock()
         self._clock = clock
@@ -253,7 +263,7 @@ class RedisStore(StateStore):
     """
 
     def __init__(
-        self, url: str, *, prefix: str = "recur:", clock: Callable[[], float] = time.time
+        self, url: str, *, prefix: str = "recur:", clock: Callable[[], float] = steady
     ) -> None:
         try:
             import redis
