@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,12 @@ def test_a_layer_that_holds_itself_prints():
     net.body = net
     assert repr(net).startswith("Net(body=..., heads[0]=")
     assert "body = Net" in summary(net)
+
+
+def test_layers_in_any_ordered_holder_are_shown():
+    net = Net()
+    net.body, net.heads = MappingProxyType({"a": Dense(1, 2)}), deque([Dense(2, 3)])
+    assert repr(net).startswith("Net(body['a']=Dense(1 => 2), heads[0]=Dense(2 => 3), ")
 
 
 def test_the_summary_is_a_tree_with_counts_bytes_and_state():

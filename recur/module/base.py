@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from reprlib import recursive_repr
@@ -316,9 +317,9 @@ def _parts(fields: list[tuple[str, Any]]) -> Iterator[tuple[str, Module]]:
     for name, child in fields:
         if isinstance(child, Module):
             yield name, child
-        elif isinstance(child, (list, tuple)):
+        elif isinstance(child, (list, tuple, deque)):
             named = [(f"{name}[{i}]", item) for i, item in enumerate(child)]
             yield from ((n, item) for n, item in named if isinstance(item, Module))
-        elif isinstance(child, dict):
+        elif isinstance(child, (dict, MappingProxyType)):
             named = [(f"{name}[{key!r}]", item) for key, item in child.items()]
             yield from ((n, item) for n, item in named if isinstance(item, Module))
