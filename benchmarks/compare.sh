@@ -95,10 +95,10 @@ for part in $parts; do
             --json "$results/limits.json"
         ;;
     steps) compared steps step,mstep --rounds 4 --budget 0.08 --warm 0.02 ;;
-    sequences) compared sequences seq --rounds 4 --budget 0.08 ;;
-    training) compared training train --fresh --budget 0.1 ;;
+    sequences) compared sequences seq --rounds 5 --budget 0.06 ;;
+    training) compared training train --fresh --rounds 5 --budget 0.06 ;;
     loops)
-        compared loops loop --budget 0.2
+        compared loops loop --rounds 5 --budget 0.1
         compared growth growth --threads 1 --budget 0.1
         ;;
     import) compared import import ;;

@@ -160,6 +160,19 @@ def test_the_comparison_refuses_a_part_that_there_is_none_of(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_variant_is_left_out_only_where_it_is_never_the_fastest(peers, monkeypatch):
+    cases, _, _ = peers
+    monkeypatch.syspath_prepend(str(PEERS))
+    choice = importlib.import_module("choice")
+    one, many = (cases.Case(w, "lstm", 1, b, 64, 128) for w, b in (("step", 1), ("mstep", 64)))
+    assert not choice.worth("torch", "nn.Layer T=1", one, 1)
+    assert choice.worth("torch", "nn.Layer T=1", many, 2)
+    assert not choice.worth("torch", "compile(cell)", many, 1)
+    assert choice.worth("recur", "int8", one, 1)
+    assert not choice.worth("recur", "int8", one, 2)
+    assert not choice.worth("numpy", "naive", one, 2)
+
+
 def test_what_a_kind_of_time_is_judged_by_is_measured(peers, monkeypatch):
     cases, _, _ = peers
     monkeypatch.syspath_prepend(str(BENCHMARKS))
