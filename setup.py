@@ -84,7 +84,10 @@ class BuildKernels(build_ext):
 
 kernels = Extension(
     "recur._kernels",
-    sources=["recur/_kernels.pyx", *(str(SOURCES / name) for name in ("dispatch.c", "pool.c"))],
+    sources=[
+        "recur/_kernels.pyx",
+        *(str(SOURCES / name) for name in ("dispatch.c", "memory.c", "pool.c")),
+    ],
     include_dirs=[np.get_include(), str(SOURCES)],
     depends=[str(path) for path in sorted(SOURCES.glob("*"))],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],

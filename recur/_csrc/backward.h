@@ -15,18 +15,27 @@ typedef struct NAME(back) {
     const REAL *gates, *hn, *dy;
     const REAL *dg_next;           /* what Wh multiplies, of the step after; NULL at the last */
     REAL *carry, *dc, *dg, *dgh, *rh;
-    REAL *dpeephole;
+    ptrdiff_t padded;              /* hidden, rounded up to whole registers */
+    REAL *dpeephole, *db, *dbh;
 } NAME(back);
 
 INLINE REAL *NAME(gate_at)(REAL *base, ptrdiff_t gates, ptrdiff_t gate, ptrdiff_t row, ptrdiff_t hidden, ptrdiff_t u) {
     return base + (row * gates + gate) * hidden + u;
 }
 #define SAVED(gates_, gate) NAME(load_part)(s->gates + (row * (gates_) + (gate)) * s->hidden + u, n)
-#define POST(base, gates_, gate, value) NAME(store_part)(NAME(gate_at)(base, gates_, gate, row, s->hidden, u), value, n)
+#define POST(gate, value) NAME(post)(s, gate, row, u, value)
+#define POST_H(gate, value) NAME(store_part)(NAME(gate_at)(s->dgh, 3, gate, row, s->hidden, u), value, n)
+
+INLINE void NAME(add_to)(REAL *sum, VREAL v) { NAME(store)(sum, NAME(load)(sum) + v); }
+/* dg of a gate, also into the bias's gradient */
+INLINE void NAME(post)(const NAME(back) *s, ptrdiff_t gate, ptrdiff_t row, ptrdiff_t u, VREAL v) {
+    NAME(store_part)(s->dg + row * s->columns + gate * s->hidden + u, v, s->hidden - u);
+    if (s->db) NAME(add_to)(s->db + gate * s->padded + u, v);
+}
 
 static void NAME(rnn_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, VREAL dh) {
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
-    NAME(store_part)(s->dg + at, dh * NAME(slope)(s->cell->act, NAME(load_part)(s->y + at, n)), n);
+    POST(0, dh * NAME(slope)(s->cell->act, NAME(load_part)(s->y + at, n)));
     NAME(store_part)(s->carry + at, SPLAT(0), n);
 }
 
@@ -44,7 +53,7 @@ static void NAME(lstm_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     const VREAL d_o = dh * tanh_c * NAME(gate_slope)(act, o);
     VREAL dc = NAME(madd)(dh * o, NAME(slope)(RECUR_TANH, tanh_c), NAME(load_part)(s->dc + at, n));
     const REAL *peep = s->cell->peephole;
-    const ptrdiff_t peep_step = (s->hidden + LANES - 1) / LANES * LANES;
+    const ptrdiff_t peep_step = s->padded;
     if (peep) dc = NAME(madd)(NAME(load)(peep + 2 * peep_step + u), d_o, dc);
     const VREAL d_i = dc * candidate * NAME(gate_slope)(act, i);
     const VREAL d_f = dc * c_prev * NAME(gate_slope)(act, f);
@@ -58,10 +67,10 @@ static void NAME(lstm_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
         NAME(store)(dp + peep_step, NAME(madd)(d_f, c_prev, NAME(load)(dp + peep_step)));
         NAME(store)(dp + 2 * peep_step, NAME(madd)(d_o, c, NAME(load)(dp + 2 * peep_step)));
     }
-    POST(s->dg, 4, 0, d_i);
-    POST(s->dg, 4, 1, d_f);
-    POST(s->dg, 4, 2, d_candidate);
-    POST(s->dg, 4, 3, d_o);
+    POST(0, d_i);
+    POST(1, d_f);
+    POST(2, d_candidate);
+    POST(3, d_o);
     NAME(store_part)(s->dc + at, dc_prev, n);
     NAME(store_part)(s->carry + at, SPLAT(0), n);
 }
@@ -74,12 +83,13 @@ static void NAME(gru_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, 
     const VREAL d_candidate = dh * (SPLAT(1) - z) * NAME(slope)(RECUR_TANH, candidate);
     const VREAL d_z = dh * (h - candidate) * NAME(gate_slope)(act, z);
     const VREAL d_r = d_candidate * hn * NAME(gate_slope)(act, r);
-    POST(s->dg, 3, 0, d_r);
-    POST(s->dg, 3, 1, d_z);
-    POST(s->dg, 3, 2, d_candidate);
-    POST(s->dgh, 3, 0, d_r);
-    POST(s->dgh, 3, 1, d_z);
-    POST(s->dgh, 3, 2, d_candidate * r);
+    POST(0, d_r);
+    POST(1, d_z);
+    POST(2, d_candidate);
+    POST_H(0, d_r);
+    POST_H(1, d_z);
+    POST_H(2, d_candidate * r);
+    if (s->dbh) NAME(add_to)(s->dbh + u, d_candidate * r);
     NAME(store_part)(s->carry + at, dh * z, n);
 }
 
@@ -89,8 +99,8 @@ static void NAME(gruv3_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const VREAL r = SAVED(3, 0), z = SAVED(3, 1), candidate = SAVED(3, 2);
     const VREAL h = NAME(load_part)(s->h + at, n);
-    POST(s->dg, 3, 1, dh * (h - candidate) * NAME(gate_slope)(s->cell->act, z));
-    POST(s->dg, 3, 2, dh * (SPLAT(1) - z) * NAME(slope)(RECUR_TANH, candidate));
+    POST(1, dh * (h - candidate) * NAME(gate_slope)(s->cell->act, z));
+    POST(2, dh * (SPLAT(1) - z) * NAME(slope)(RECUR_TANH, candidate));
     NAME(store_part)(s->rh + at, r, n);
     NAME(store_part)(s->carry + at, dh * z, n);
 }
@@ -99,7 +109,7 @@ static void NAME(gruv3_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u
 static void NAME(gruv3_reset_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u, VREAL drh) {
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const VREAL r = NAME(load_part)(s->rh + at, n), h = NAME(load_part)(s->h + at, n);
-    POST(s->dg, 3, 0, drh * h * NAME(gate_slope)(s->cell->act, r));
+    POST(0, drh * h * NAME(gate_slope)(s->cell->act, r));
     NAME(store_part)(s->rh + at, r * h, n);
     NAME(store_part)(s->carry + at, NAME(madd)(drh, r, NAME(load_part)(s->carry + at, n)), n);
 }
@@ -109,8 +119,8 @@ static void NAME(pass_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     const ptrdiff_t at = row * s->hidden + u, n = s->hidden - u;
     const ptrdiff_t gates = s->columns / s->hidden;
     for (ptrdiff_t g = 0; g < gates; g++) {
-        POST(s->dg, gates, g, SPLAT(0));
-        if (s->dgh) POST(s->dgh, gates, g, SPLAT(0));
+        NAME(store_part)(s->dg + row * s->columns + g * s->hidden + u, SPLAT(0), n);
+        if (s->dgh) POST_H(g, SPLAT(0));
     }
     if (s->rh) NAME(store_part)(s->rh + at, SPLAT(0), n);
     NAME(store_part)(s->carry + at, dh, n);
@@ -190,7 +200,8 @@ static void NAME(reset_block)(const void *job, const NAME(block) *b) {
 static void NAME(backward)(const recur_cell *cell, const recur_backward *f, int id, int count, void *barrier) {
     const ptrdiff_t B = f->batch, H = cell->n_hidden;
     const recur_layout m = recur_hidden_back_layout(cell->kind, H);
-    NAME(back) s = {.cell = cell, .hidden = H, .lengths = f->lengths, .dc = f->dc, .dpeephole = f->dpeephole};
+    NAME(back) s = {.cell = cell, .hidden = H, .lengths = f->lengths, .dc = f->dc, .dpeephole = f->dpeephole, .db = f->db, .dbh = f->dbh};
+    s.padded = (H + LANES - 1) / LANES * LANES;
     s.columns = recur_input_layout(cell->kind, cell->n_in, H).gates * H;
     s.carry = f->carry;
     ptrdiff_t first, last;
@@ -209,18 +220,19 @@ static void NAME(backward)(const recur_cell *cell, const recur_backward *f, int 
         s.dg = NAME(at)(f->dg, t * B * s.columns);
         s.dgh = NAME(at)(f->dgh, t * B * s.columns);
         s.rh = NAME(at)(f->rh, t * B * H);
-        NAME(cover)(NAME(back_blocks)[cell->kind], &s, 2, B, first, last);
+        NAME(cover)(NAME(back_blocks)[cell->kind], &s, 2, B, first, last, t);
         recur_barrier(barrier);
         if (cell->kind == RECUR_GRUV3) {
-            NAME(cover)(NAME(reset_block), &s, 2, B, first, last);
+            NAME(cover)(NAME(reset_block), &s, 2, B, first, last, t);
             recur_barrier(barrier);
         }
         s.dg_next = s.dgh ? s.dgh : s.dg;
     }
     if (f->steps) {
         const NAME(product_job) job = {&m, cell->wh_back, NULL, s.carry, s.dg_next, s.columns, f->dh};
-        NAME(cover)(NAME(product_block), &job, 2, B, first, last);
+        NAME(cover)(NAME(product_block), &job, 2, B, first, last, 1);
     }
 }
 #undef SAVED
 #undef POST
+#undef POST_H

@@ -297,16 +297,16 @@ cdef class CellKernel:
         self.check_state("h", state, B)
         self.check_lengths(lengths, T, B)
         # slot 0 of a slab is the first state
-        cdef cnp.ndarray h = empty_3d(t, T + 1, B, H), c = None, gates = None, hn = None, Y
+        cdef cnp.ndarray h = empty_slab(t, T + 1, B, H), c = None, gates = None, hn = None, Y
         memcpy(data(h), data(state[0]), step_bytes)
         Y = h[1:]
         if kind == RECUR_LSTM:
-            c = empty_3d(t, T + 1 if save else 1, B, H)
+            c = empty_slab(t, T + 1 if save else 1, B, H)
             memcpy(data(c), data(state[1]), step_bytes)
         if save and kind != RECUR_RNN:
-            gates = empty_3d(t, T, B, self.gates * H)
+            gates = empty_slab(t, T, B, self.gates * H)
         if save and kind == RECUR_GRU:
-            hn = empty_3d(t, T, B, H)
+            hn = empty_slab(t, T, B, H)
         cdef recur_forward f
         memset(&f, 0, sizeof(f))
         f.steps = T
@@ -322,7 +322,7 @@ cdef class CellKernel:
         f.gates = data(gates)
         f.hn = data(hn)
         if lengths is not None:
-            Y = empty_3d(t, T, B, H)
+            Y = empty_slab(t, T, B, H)
             f.lengths = <const int64_t *>data(lengths)
             f.y = data(Y)
         cdef Py_ssize_t ahead = 0, row_bytes = B * self.gates * H * item
@@ -421,11 +421,12 @@ cdef class CellKernel:
         cdef Py_ssize_t H = self.n_out, N = T * B, item = self.table.item, G = self.gates
         cdef int kind = self.cell.kind, t = self.typenum
         cdef cnp.ndarray dg, dgh = None, rh = None, dpeephole = None, dX = None
+        cdef cnp.ndarray db = None, dbh = None
         if not self.has_backward:
             self.pack_backward()
         dstate = self.check_dstate(dstate, B)
         # an RNN's gates are its outputs, which the weights' gradient still needs
-        dg = empty_2d(t, N, G * H) if keep or kind == RECUR_RNN else flat(gates, N, G * H)
+        dg = flat(empty_slab(t, T, B, G * H) if keep or kind == RECUR_RNN else gates, N, G * H)
         cdef recur_backward f
         memset(&f, 0, sizeof(f))
         f.steps = T
@@ -440,12 +441,17 @@ cdef class CellKernel:
             f.c_step = B * H
             f.dc = data(dstate[1])
         if kind == RECUR_GRU:
-            dgh = empty_2d(t, N, G * H)
+            dgh = flat(empty_slab(t, T, B, G * H), N, G * H)
         if kind == RECUR_GRUV3:
-            rh = empty_2d(t, N, H)
+            rh = flat(empty_slab(t, T, B, H), N, H)
         cdef Py_ssize_t padded = (H + self.table.lanes - 1) // self.table.lanes * self.table.lanes
         if self.cell.peephole != NULL:
             dpeephole = np.zeros((3, padded), self.dtype)
+        # a single step's operands wait for those of other steps, to be summed with them
+        if T > 1 and "b" in self.gradient_names:
+            db = np.zeros((G, padded), self.dtype)
+        if T > 1 and "bh" in self.gradient_names:
+            dbh = np.zeros((1, padded), self.dtype)
         f.gates = data(gates) if kind != RECUR_RNN else NULL
         f.hn = data(hn)
         f.dy = data(dY)
@@ -455,6 +461,8 @@ cdef class CellKernel:
         f.dgh = data(dgh)
         f.rh = data(rh)
         f.dpeephole = data(dpeephole)
+        f.db = data(db)
+        f.dbh = data(dbh)
         cdef CellTask task = CellTask(self.table, &self.cell, NULL, &f)
         parallel(run_backward, &task, self.threads(T, B), self.work(N))
         if need_dx:
@@ -467,13 +475,21 @@ cdef class CellKernel:
             x = flat(x, N, self.n_in)
             if need_dx:
                 dX[np.arange(T)[:, None] >= lengths] = 0
-        return dX, dstate, self.operands(dg, dgh, rh, dpeephole, x, h_before)
+        found = self.operands(dg, dgh, rh, x, h_before)
+        for name, total in (("peephole", dpeephole), ("b", db), ("bh", dbh)):
+            if total is not None:
+                total = np.ascontiguousarray(total[:, :H])
+                found[name] = ("dense", total if name == "peephole" else total.reshape(-1))
+        return dX, dstate, found
 
     cdef cnp.ndarray input_gradient(self, cnp.ndarray dg, cnp.ndarray X):
         """dg (N, G H) -> dg Wi, of X's shape."""
         cdef Py_ssize_t N = cnp.PyArray_DIM(dg, 0)
-        cdef cnp.ndarray dX = cnp.PyArray_EMPTY(
-            cnp.PyArray_NDIM(X), cnp.PyArray_DIMS(X), self.typenum, 0)
+        cdef cnp.ndarray dX
+        if cnp.PyArray_NDIM(X) == 2:
+            dX = empty_2d(self.typenum, N, self.n_in)
+        else:
+            dX = empty_slab(self.typenum, cnp.PyArray_DIM(X, 0), cnp.PyArray_DIM(X, 1), self.n_in)
         cdef recur_layout m = recur_plain_layout(self.n_in, self.gates * self.n_out)
         cdef ProductTask task = ProductTask(
             self.table, &m, self.wi_back, NULL, data(dg), m.depth, N, data(dX))
@@ -481,8 +497,8 @@ cdef class CellKernel:
         parallel(run_product, &task, thread_count if work >= THREADED_CALL else 1, work)
         return dX
 
-    cdef dict operands(self, cnp.ndarray dg, cnp.ndarray dgh, cnp.ndarray rh, cnp.ndarray dpeephole,
-                       cnp.ndarray x, cnp.ndarray h):
+    cdef dict operands(self, cnp.ndarray dg, cnp.ndarray dgh, cnp.ndarray rh, cnp.ndarray x,
+                       cnp.ndarray h):
         cdef Py_ssize_t H = self.n_out
         cdef dict found = {"Wi": (dg, x), "Wh": (dg, h)}
         if "b" in self.gradient_names:
@@ -494,8 +510,6 @@ cdef class CellKernel:
         elif self.cell.kind == RECUR_GRUV3:
             found["Wh"] = (dg[:, :2 * H], h)
             found["Whh"] = (dg[:, 2 * H:], rh)
-        elif dpeephole is not None:
-            found["peephole"] = ("dense", np.ascontiguousarray(dpeephole[:, :H]))
         return found
 
 

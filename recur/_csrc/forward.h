@@ -198,10 +198,10 @@ static void NAME(forward)(const recur_cell *cell, const recur_forward *f, int id
         s.y = NAME(at)(f->y, t * B * H);
         s.gates = NAME(at)(f->gates, t * B * columns);
         s.hn = NAME(at)(f->hn, t * B * H);
-        NAME(cover)(NAME(step_blocks)[cell->kind], &s, s.wi.gates * s.wi.vectors, B, first, last);
+        NAME(cover)(NAME(step_blocks)[cell->kind], &s, s.wi.gates * s.wi.vectors, B, first, last, t);
         if (cell->kind == RECUR_GRUV3) {
             recur_barrier(barrier);
-            NAME(cover)(NAME(candidate_block), &s, 2, B, first_n, last_n);
+            NAME(cover)(NAME(candidate_block), &s, 2, B, first_n, last_n, t);
         }
         recur_barrier(barrier);
     }

@@ -56,6 +56,8 @@ cdef extern from "recur.h" nogil:
         void *dgh
         void *rh
         void *dpeephole
+        void *db
+        void *dbh
 
     ctypedef struct recur_update:
         void *x
@@ -103,6 +105,9 @@ cdef extern from "recur.h" nogil:
     recur_layout recur_hidden_layout(int, Py_ssize_t) noexcept
     recur_layout recur_hidden_back_layout(int, Py_ssize_t) noexcept
     recur_layout recur_plain_layout(Py_ssize_t, Py_ssize_t) noexcept
+
+    void *recur_allocate(size_t) noexcept
+    void recur_release(void *) noexcept
 
     ctypedef void (*recur_task)(void *, int, int, void *) noexcept nogil
     void recur_parallel(recur_task, void *, int) noexcept

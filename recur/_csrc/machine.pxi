@@ -61,7 +61,7 @@ choose_threads()
 
 # Multiply-adds (50,000 take a microsecond) below which a call keeps to one thread: a step of a few
 # microseconds does not pay for a barrier, nor a call of 0.1 ms for waking threads.
-cdef Py_ssize_t THREADED_STEP = 400_000
+cdef Py_ssize_t THREADED_STEP = 200_000
 cdef Py_ssize_t THREADED_CALL = 5_000_000
 
 # Below this many multiply-adds a call keeps the GIL: giving it up and taking it back costs more.

@@ -2,22 +2,23 @@
 
 @cython.final
 cdef class Buffer:
-    """Bytes aligned to a cache line, freed with the object."""
+    """Bytes aligned to a cache line, given back with the object."""
 
-    cdef void *block
     cdef void *data
     cdef Py_ssize_t size
 
     def __cinit__(self, Py_ssize_t size):
-        self.block = malloc(size + 64)
-        if self.block == NULL:
+        self.data = recur_allocate(size)
+        if self.data == NULL:
             raise MemoryError
-        self.data = <void *>((<uintptr_t>self.block + 63) & ~<uintptr_t>63)
         self.size = size
 
     def __dealloc__(self):
-        free(self.block)
+        recur_release(self.data)
 
+
+# Bytes from which an array is worth being kept for the next that fits
+cdef double SLAB = 1 << 20
 
 workspaces = threading.local()
 
@@ -94,6 +95,22 @@ cdef inline cnp.ndarray empty_3d(int typenum, Py_ssize_t n, Py_ssize_t m, Py_ssi
     dims[1] = m
     dims[2] = k
     return cnp.PyArray_EMPTY(3, dims, typenum, 0)
+
+
+cdef cnp.ndarray empty_slab(int typenum, Py_ssize_t n, Py_ssize_t m, Py_ssize_t k):
+    """A new array for a sequence; if it is large, on memory that an earlier one gave back."""
+    cdef cnp.npy_intp dims[3]
+    cdef Py_ssize_t item = 8 if typenum == cnp.NPY_FLOAT64 else 4
+    cdef double size = <double>n * m * k * item  # the product may overflow: NumPy tells
+    if not SLAB <= size < 1e15:
+        return empty_3d(typenum, n, m, k)
+    cdef Buffer buffer = Buffer(n * m * k * item)
+    dims[0] = n
+    dims[1] = m
+    dims[2] = k
+    cdef cnp.ndarray a = cnp.PyArray_SimpleNewFromData(3, dims, typenum, buffer.data)
+    cnp.set_array_base(a, buffer)
+    return a
 
 
 cdef inline Py_ssize_t packed_size(const recur_table *table, const recur_layout *m) noexcept:

@@ -43,9 +43,9 @@ static NAME(strip_function) *const NAME(strip_tiles)[MAX_TILE_ROWS + 1] = {
 INLINE void NAME(copy_panels)(const REAL *from, ptrdiff_t step, ptrdiff_t depth, ptrdiff_t columns, ptrdiff_t width, REAL *to) {
     for (ptrdiff_t c = 0; c < columns; c += width)
         for (ptrdiff_t k = 0; k < depth; k++, to += width) {
-            const ptrdiff_t n = columns - c < width ? columns - c : width;
-            memcpy(to, from + k * step + c, n * sizeof(REAL));
-            if (n < width) memset(to + n, 0, (width - n) * sizeof(REAL));
+            const ptrdiff_t n = columns - c;
+            for (ptrdiff_t j = 0; j < width; j += LANES)
+                NAME(store)(to + j, n > j ? NAME(load_part)(from + k * step + c + j, n - j) : SPLAT(0));
         }
 }
 
@@ -54,6 +54,7 @@ INLINE void NAME(copy_panels)(const REAL *from, ptrdiff_t step, ptrdiff_t depth,
 INLINE void NAME(copy_strips)(const REAL *from, ptrdiff_t step, ptrdiff_t depth, ptrdiff_t columns, REAL *to) {
     const ptrdiff_t whole = columns / TILE_ROWS_2 * TILE_ROWS_2, rest = columns - whole;
     for (ptrdiff_t k = 0; k < depth; k++, from += step) {
+        for (ptrdiff_t c = 0; c < columns; c += (ptrdiff_t)(64 / sizeof(REAL))) PREFETCH(from + 8 * step + c);
         for (ptrdiff_t c = 0; c < whole; c += TILE_ROWS_2)
             memcpy(to + c * depth + k * TILE_ROWS_2, from + c, TILE_ROWS_2 * sizeof(REAL));
         for (ptrdiff_t r = 0; r < rest; r++) to[whole * depth + k * rest + r] = from[whole + r];

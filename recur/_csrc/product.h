@@ -21,15 +21,59 @@ static ptrdiff_t NAME(panels)(const recur_layout *m) {
 }
 static ptrdiff_t NAME(panel_width)(const recur_layout *m) { return m->gates * m->vectors * LANES; }
 
+/* A square of one register's side: row r of `from` becomes column r of `to`, which has `wanted` rows of
+   `columns` numbers; rows from `rows` on are zeros. */
+INLINE void NAME(transpose)(const REAL *from, ptrdiff_t from_step, ptrdiff_t rows, REAL *to, ptrdiff_t to_step,
+                            ptrdiff_t wanted, ptrdiff_t columns) {
+#if RECUR_VECTOR_BYTES && defined(__GNUC__) && !defined(__clang__)
+    VREAL v[LANES_MAX];
+    UNROLL for (int r = 0; r < LANES; r++)
+        v[r] = r < rows ? NAME(load_part)(from + r * from_step, wanted) : SPLAT(0);
+    /* each round swaps the halves off the diagonal of squares of side 2 * half */
+    UNROLL for (int half = 1; half < LANES; half *= 2) {
+        VINT upper, lower;
+        UNROLL for (int j = 0; j < LANES; j++) {
+            upper[j] = j & half ? (INT)LANES + j - half : j;
+            lower[j] = j & half ? (INT)LANES + j : j + half;
+        }
+        UNROLL for (int r = 0; r < LANES; r++)
+            if (!(r & half)) {
+                const VREAL a = v[r], b = v[r + half];
+                v[r] = __builtin_shuffle(a, b, upper);
+                v[r + half] = __builtin_shuffle(a, b, lower);
+            }
+    }
+    UNROLL for (int k = 0; k < LANES; k++)
+        if (k < wanted) NAME(store_part)(to + k * to_step, v[k], columns);
+#else
+    for (ptrdiff_t k = 0; k < wanted && k < LANES; k++)
+        for (ptrdiff_t j = 0; j < columns && j < LANES; j++)
+            to[k * to_step + j] = j < rows ? from[j * from_step + k] : 0;
+#endif
+}
+
+/* units of register `group` of a panel: the row of the first, and how many there are, which may be none */
+INLINE ptrdiff_t NAME(group_units)(const recur_layout *m, ptrdiff_t panel, ptrdiff_t group, ptrdiff_t *row) {
+    const ptrdiff_t gate = group / m->vectors, unit = (panel * m->vectors + group % m->vectors) * LANES;
+    *row = gate * m->units + unit;
+    return m->units - unit < LANES ? m->units - unit : LANES;
+}
+
 static void NAME(pack)(const recur_layout *m, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, void *packed) {
-    const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m), count = NAME(panels)(m);
+    const ptrdiff_t width = NAME(panel_width)(m), count = NAME(panels)(m);
     for (ptrdiff_t panel = 0; panel < count; panel++)
-        for (ptrdiff_t column = 0; column < width; column++) {
-            const ptrdiff_t unit = panel * unit_width + column % unit_width, gate = column / unit_width;
-            REAL *to = (REAL *)packed + panel * m->depth * width + column;
-            const REAL *from = (const REAL *)w + (gate * m->units + unit) * row_step;
-            for (ptrdiff_t k = 0; k < m->depth; k++)
-                to[k * width] = unit < m->units ? from[k * depth_step] : 0;
+        for (ptrdiff_t group = 0; group < m->gates * m->vectors; group++) {
+            ptrdiff_t row;
+            const ptrdiff_t units = NAME(group_units)(m, panel, group, &row);
+            const REAL *from = (const REAL *)w + row * row_step;
+            REAL *to = (REAL *)packed + panel * m->depth * width + group * LANES;
+            if (row_step == 1) {
+                for (ptrdiff_t k = 0; k < m->depth; k++)
+                    NAME(store)(to + k * width, units > 0 ? NAME(load_part)(from + k * depth_step, units) : SPLAT(0));
+                continue;
+            }
+            for (ptrdiff_t k = 0; k < m->depth; k += LANES)
+                NAME(transpose)(from + k, row_step, units, to + k * width, width, m->depth - k, LANES);
         }
 }
 
@@ -72,20 +116,28 @@ static void NAME(pack_weights)(const recur_layout *m, const void *w, ptrdiff_t r
 }
 
 static void NAME(unpack)(const recur_layout *m, const void *packed, void *w) {
-    const ptrdiff_t unit_width = m->vectors * LANES, width = NAME(panel_width)(m);
-    for (ptrdiff_t row = 0; row < m->gates * m->units; row++) {
-        const ptrdiff_t gate = row / m->units, unit = row % m->units, panel = unit / unit_width;
-        const ptrdiff_t column = gate * unit_width + unit % unit_width;
-        const WEIGHT *from = (const WEIGHT *)packed + panel * NAME(panel_size)(width, m->depth);
-#if SCALES
-        const REAL scale = ((const REAL *)from)[column] * NAME(excess)((int)(width / LANES));
+    const ptrdiff_t width = NAME(panel_width)(m), count = NAME(panels)(m);
+    for (ptrdiff_t panel = 0; panel < count; panel++)
+        for (ptrdiff_t group = 0; group < m->gates * m->vectors; group++) {
+            ptrdiff_t row;
+            const ptrdiff_t units = NAME(group_units)(m, panel, group, &row);
+            const WEIGHT *from = (const WEIGHT *)packed + panel * NAME(panel_size)(width, m->depth);
+            REAL *to = (REAL *)w + row * m->depth;
+#if FORMAT == FULL
+            for (ptrdiff_t k = 0; k < m->depth; k += LANES)
+                NAME(transpose)(from + k * width + group * LANES, width, m->depth - k, to + k, m->depth, units, m->depth - k);
 #else
-        const REAL scale = 1;
+            for (ptrdiff_t j = 0; j < units; j++, to += m->depth) {
+#if SCALES
+                const REAL scale = ((const REAL *)from)[group * LANES + j] * NAME(excess)((int)(width / LANES));
+#else
+                const REAL scale = 1;
 #endif
-        from += SCALES * width + NAME(place)((int)(width / LANES), column);
-        for (ptrdiff_t k = 0; k < m->depth; k++)
-            ((REAL *)w)[row * m->depth + k] = scale * NAME(from_weight)(from[k * width]);
-    }
+                const WEIGHT *column = from + SCALES * width + NAME(place)((int)(width / LANES), group * LANES + j);
+                for (ptrdiff_t k = 0; k < m->depth; k++) to[k] = scale * NAME(from_weight)(column[k * width]);
+            }
+#endif
+        }
 }
 
 /* ROWS rows of `a` times PANELS panels of VECTORS registers; one of ROWS and PANELS is 1.  Number k
@@ -217,20 +269,18 @@ INLINE void NAME(multiply)(int vectors, const NAME(block) *b, const REAL *a, ptr
 #endif
 }
 
-/* Cover rows x panels [first, last) by blocks. */
+/* Cover rows x panels [first, last) by blocks: number `pass` of several passes over the same panels.
+   Every other pass goes from the last panel to the first, so that it begins with what the one before
+   left in the caches. */
 INLINE void NAME(cover)(NAME(block_function) *work, const void *job, int vectors, ptrdiff_t rows,
-                        ptrdiff_t first, ptrdiff_t last) {
-    if (rows == 1) {
-        const ptrdiff_t most = NAME(panels_at_once)[vectors];
-        for (ptrdiff_t p = first; p < last; p += most) {
-            const NAME(block) b = {0, 1, p, last - p < most ? last - p : most};
-            work(job, &b);
-        }
-        return;
-    }
+                        ptrdiff_t first, ptrdiff_t last, ptrdiff_t pass) {
+    const ptrdiff_t most = rows == 1 ? NAME(panels_at_once)[vectors] : 1;
+    const ptrdiff_t blocks = (last - first + most - 1) / most;
     for (ptrdiff_t row = 0; row < rows; row += ROW_BLOCK)
-        for (ptrdiff_t p = first; p < last; p++) {
-            const NAME(block) b = {row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, p, 1};
+        for (ptrdiff_t i = 0; i < blocks; i++) {
+            const ptrdiff_t p = first + most * (pass % 2 ? blocks - 1 - i : i);
+            const NAME(block) b = {row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, p,
+                                   last - p < most ? last - p : most};
             work(job, &b);
         }
 }
@@ -302,5 +352,5 @@ static void NAME(product)(const recur_layout *m, const void *packed, const void 
     const NAME(product_job) job = {m, packed, bias, init, a, a_step, out};
     ptrdiff_t first, last;
     NAME(share)(NAME(panels)(m), id, count, &first, &last);
-    NAME(cover)(NAME(product_block), &job, m->gates * m->vectors, rows, first, last);
+    NAME(cover)(NAME(product_block), &job, m->gates * m->vectors, rows, first, last, 0);
 }

@@ -2,7 +2,7 @@
 
    One source, target.c, is compiled once for each CPU target; each object exports one table for
    each format of weights.  dispatch.c picks the tables at import.  Everything here is re-entrant
-   and holds no state, except the thread pool of pool.c.
+   and holds no state, except the thread pool of pool.c and what memory.c keeps.
 
    All arrays are row-major with the features last.  B is the batch, I and H the input and hidden
    sizes, G the number of gates (rows of the stacked weights: G * H). */
@@ -71,7 +71,11 @@ typedef struct recur_backward {
     void *dg;              /* (T, B, G*H): gradient of the gates' sums; may be `gates` */
     void *dgh;             /* GRU: (T, B, 3H), the same with the candidate's times r */
     void *rh;              /* GRUv3: (T, B, H), r * h */
-    void *dpeephole;       /* (3, units padded to whole panels), zeroed by the caller, or NULL */
+    /* the sums over all steps and samples, units padded to whole registers, zeroed by the caller; or
+       NULL */
+    void *dpeephole;       /* (3, units) */
+    void *db;              /* (G, units): of dg */
+    void *dbh;             /* GRU: (units,): of the candidate's dgh */
 } recur_backward;
 
 /* One update of an optimiser; each rule uses what its formula names. */
@@ -91,7 +95,8 @@ typedef struct recur_table {
     /* panels needed for a layout, and numbers in one of depth 1 */
     ptrdiff_t (*panels)(const recur_layout *);
     ptrdiff_t (*panel_width)(const recur_layout *);
-    /* matrix(row, k) at w[row * row_step + k * depth_step] -> panels of such numbers: biases, peepholes */
+    /* matrix(row, k) at w[row * row_step + k * depth_step], where one of the steps is 1 -> panels of such
+       numbers: biases, peepholes */
     void (*pack)(const recur_layout *, const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, void *packed);
     /* the same for weights, in the format that forward and product read, of weights_size bytes */
     ptrdiff_t (*weights_size)(const recur_layout *);
@@ -135,6 +140,11 @@ const char *recur_path_name(int path);
 const recur_table *recur_path_table(int path, int format);
 unsigned recur_flush_subnormals(void);      /* returns the control word to restore */
 void recur_restore_control(unsigned word);
+
+/* memory.c: memory on a boundary of 64 bytes, or NULL.  Large blocks that were released are kept and
+   given again, with what they held. */
+void *recur_allocate(size_t size);
+void recur_release(void *memory);           /* NULL: nothing */
 
 /* pool.c */
 typedef void (*recur_task)(void *context, int id, int count, void *barrier);
