@@ -47,7 +47,9 @@ def work_through(kernel, B):
     dX, dstate, operands = kernel.sequence_backward(saved, X, dY, state, need_dx=True, keep=False)
     found += [dX, *dstate]
     for operand in operands.values():
-        if len(operand) == 2:
+        if isinstance(operand[0], str):
+            found.append(operand[1])
+        elif len(operand) == 2:
             dg, x = operand
             out = np.empty((dg.shape[1], x.shape[1]), kernel.dtype)
             _kernels.weight_gradient(dg, x, out, accumulate=False)

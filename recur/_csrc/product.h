@@ -9,8 +9,9 @@
    whatever the tile that computes it.  Accumulators travel through memory between blocks of k,
    which keeps their bits.  So the result for one row depends on that row alone. */
 
-/* k at a time, so that the block of a panel stays in the first cache while all rows pass over it */
-#define DEPTH_BLOCK 128
+/* k at a time, so that the block of a panel stays in the second cache while all rows pass over it: it is
+   read far slower than that gives, but each block costs a load and a store of the accumulators */
+#define DEPTH_BLOCK 512
 /* rows a caller may have under way at once: one accumulator row each */
 #define ROW_BLOCK 64
 #define MAX_VECTORS 4
