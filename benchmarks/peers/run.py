@@ -116,6 +116,8 @@ def pct(v, q):
 
 def run_case(case, workers, a, results):
     live = []
+    if os.path.exists(a.reference):      # of a run that was stopped
+        os.remove(a.reference)
     for w in workers:
         r = w.ask(cmd="variants", case=case.dict())
         for v in r.get("variants", []):
