@@ -73,7 +73,7 @@ _REASONS = {
     413: "the message is too long (too_large)",
     422: "the input does not fit the model (shape)",
     429: "the server or the stream is full (busy)",
-    503: "the server is going down (stopping)",
+    503: "the server is going down (stopping), or its store cannot be used (store)",
 }
 
 
@@ -92,7 +92,7 @@ def describe(version: str) -> dict[str, Any]:
                 "post": _call(
                     "Open a stream, take one over, or open one from a snapshot (binary body)",
                     _STREAM,
-                    [400, 401, 403, 409, 413, 429],
+                    [400, 401, 403, 409, 413, 429, 503],
                     body={"type": "object", "properties": {
                         "id": {"type": "string"}, "takeover": {"type": "boolean"}}},
                     status=201,
