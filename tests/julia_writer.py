@@ -117,7 +117,7 @@ def bson_bytes(doc: Any) -> bytes:
     """A BSON document of plain dicts, lists, bytes, numbers and strings."""
     body = b""
     for name, value in enumerate(doc) if isinstance(doc, list) else doc.items():
-        body += _element(str(name), value)  # no join of a generator: Python 3.12 limits C's recursion
+        body += _element(str(name), value)  # a generator in a join would recurse in C
     return struct.pack("<i", len(body) + 5) + body + b"\0"
 
 
