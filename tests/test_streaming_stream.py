@@ -168,12 +168,18 @@ def test_an_out_that_does_not_fit_is_refused_and_nothing_moves(rng):
         for _ in range(warm):
             stream(np.ones(5), np.empty(2, np.float32))
         before = stream.snapshot()
+        memory = np.ones((5, 5), np.float32)
         for out in (np.empty(3, np.float32), "no array", np.broadcast_to(np.float32(0), 2)):
             with pytest.raises(ShapeError, match="out"):
                 stream(np.ones(5), out)
-        for out in (np.empty((2, 4), np.float32), np.empty((3, 5), np.float32)):
+        for out in (np.empty(2), memory[0, 1:3]):
+            with pytest.raises(ShapeError, match="out"):
+                stream(memory[0], out)
+        for out in (np.empty((2, 4), np.float32), np.empty((3, 5), np.float32), np.empty((2, 5))):
             with pytest.raises(ShapeError, match="out has"):
                 stream.run(np.ones((5, 5)), out)
+        with pytest.raises(ShapeError, match="out shares memory with x"):
+            stream.run(memory, memory[:2])
         assert stream.snapshot() == before
 
 

@@ -328,10 +328,11 @@ class Plan:
             for start, Y in self._pieces(X, state, scratch):
                 if out is None:
                     out = np.empty((len(X), *Y.shape[1:]), Y.dtype)
-                if out.shape[1:] != Y.shape[1:]:
+                if (out.shape[1:], out.dtype) != (Y.shape[1:], Y.dtype):
                     raise ShapeError(
-                        f"{self.title}: out has room for steps of {out.shape[:0:-1]}, the answer "
-                        f"has {Y.shape[:0:-1]}. Nothing was changed."
+                        f"{self.title}: out has room for steps of {out.shape[:0:-1]} and holds "
+                        f"{out.dtype}, the answer has {Y.shape[:0:-1]} and {Y.dtype}. Nothing was "
+                        "changed."
                     )
                 out[start : start + len(Y)] = Y
         assert out is not None
