@@ -18,7 +18,7 @@ Stepper has state and belongs to one thread at a time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -331,6 +331,143 @@ def opened() -> None:
 
 def closed() -> None:
     """Says that one of them has ended."""
+
+next_seq: Callable[[], int]
+
+class Operation:
+    """An operation as a walk sees it: a name, and how gradients go through it.
+
+    lasting  a node of such an operation is never used up
+    """
+
+    name: str
+    lasting: ClassVar[bool]
+
+    def __init__(self, name: str) -> None: ...
+    def backward(self, walk: Any, node: Node, grads: dict[int, Array]) -> None:
+        """Gets the gradients of the node's outputs, by index, and hands on those of its inputs."""
+
+@final
+class Node:
+    """One recorded operation.
+
+    seq     rises with every node: the order of creation is a topological order
+    op      what its backward is; None once a sweep has used the node up
+    inputs  a Tensor or Param where gradient may flow, None elsewhere; None once used up
+    saved   what the operation's backward needs
+    tape    the scope that it was recorded in
+    A chain of any length is freed without recursion.
+    """
+
+    seq: int
+    op: Operation | None
+    inputs: tuple[Any, ...] | None
+    saved: Any
+    tape: Any
+
+    def __init__(self, op: Operation, inputs: tuple[Any, ...], saved: Any, tape: Any) -> None: ...
+
+class Recorded:
+    """A value and the node that made it; `index` says which of the node's outputs it is."""
+
+    _value: Array
+    node: Node | None
+    index: int
+
+    def __init__(self, array: Array, node: Node | None, index: int = 0) -> None: ...
+
+@final
+class Slot:
+    """What a walk knows of one output or leaf: its gradient so far, and posts not multiplied out.
+
+    like   the value whose gradient this is: its shape and dtype
+    owned  whether nobody else holds `grad`.  A first gradient is borrowed: the next one that comes
+           is added into memory of the slot's own
+    """
+
+    like: Array
+    grad: Array | None
+    owned: bool
+
+    def add(self, grad: Array, *, own: bool) -> None:
+        """Adds to the gradient."""
+
+class Walk:
+    """The way back from a loss: which node comes next, and what gradient has reached it.
+
+    A subclass gives `multiply_out(slot, posts)`, and `refuse(node)` and `check_thread(node)`, which
+    raise: the one always, the other if the node's scope is open in another thread.
+    """
+
+    keep_graph: bool
+    leaves: dict[Any, Slot]
+    found: dict[tuple[Node, int], Array]
+
+    def __init__(
+        self,
+        tape: Any,
+        leaf_op: Operation,
+        keep_graph: bool,
+        wanted: set[tuple[Node, int]],
+        rows_per_flush: int,
+    ) -> None: ...
+    def walk(self) -> None:
+        """Visits the nodes that gradient has reached, the last made first; flushes the leaves."""
+
+    def add(self, x: Recorded | None, grad: Array, *, own: bool = False) -> None:
+        """Adds `grad` to what `x` gets.  `own` says that nobody else holds the array.
+
+        A None (an input that takes no gradient) is passed over.
+        """
+
+    def buffer(self, x: Recorded) -> Array:
+        """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""
+
+    def post(self, x: Recorded | None, dg: Array, by: Array | None = None) -> None:
+        """Leaves `dg.T @ by` (without `by`: `dg.sum(0)`) to be added to what `x` gets.
+
+        `dg` is (N, rows), `by` (N, columns), both C-contiguous, both unchanged until the walk ends.
+        """
+
+    def flush(self, slot: Slot) -> Array:
+        """Multiplies the posts out, one product for all, and returns the gradient."""
+
+@final
+class GetItem(Operation):
+    """x[key].  The gradient is added in place into one buffer of the source."""
+
+    def record_view(self, x: Any, key: Any, tape: Any, kind: type) -> Any:
+        """x[key] as a Tensor of type `kind`, if x is one and the key is of whole numbers, slices,
+        None and `...`, with an axis left over; else None."""
+
+@final
+class Stack(Operation):
+    """Arrays joined along a new axis."""
+
+    def record_steps(self, xs: list[Any], tape: Any, kind: type) -> Any:
+        """The joined Tensor, new axis last, if all are Tensors of one float type and shape that lie
+        features first; else None."""
+
+@final
+class StepOp(Operation):
+    """One step of a cell.  Outputs: the parts of the state, then for a vector x the output y."""
+
+def record_step(
+    op: StepOp, packed: Any, x: Any, state: tuple[Any, ...], tape: Any, kind: type
+) -> tuple[tuple[Any, ...], Any]:
+    """One step as one node of `tape`: (parts of the next state, y), Tensors of type `kind`.
+
+    packed  has the `kernel`, and in `weights` what takes their gradient
+    x       (I,) or (I, B), and each part of state (H, B): Tensors, or arrays that nobody writes
+    """
+
+def quick_step(
+    op: StepOp, packed: Any, x: Any, state: tuple[Any, ...], tape: Any, kind: type
+) -> tuple[tuple[Any, ...], Any] | None:
+    """`record_step` if x and the state's h are Tensors of this tape or arrays, and fit; or None.
+
+    A plain x of any real numbers is copied: the caller may write into his own.
+    """
 
 def weight_gradient(dg: Array, x: Array, out: Array, *, accumulate: bool) -> None:
     """out (rows, cols) = dg.T @ x, or += if accumulate.  dg (N, rows), x (N, cols).

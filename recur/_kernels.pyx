@@ -6,6 +6,7 @@ This module checks arguments, owns memory and calls C.  It keeps no state but th
 path, the number of threads, and buffers kept for reuse.
 """
 
+import itertools
 import os
 import threading
 import time
@@ -32,3 +33,5 @@ include "_csrc/live.pxi"
 include "_csrc/rows.pxi"
 include "_csrc/slots.pxi"
 include "_csrc/updates.pxi"
+include "_csrc/tape.pxi"
+include "_csrc/recorded.pxi"

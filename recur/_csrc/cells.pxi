@@ -273,6 +273,7 @@ cdef class CellKernel:
         self.check_state("h", state, B)
         self.check_step_saved(saved, B)
         cdef cnp.ndarray h_after = saved[0] if self.cell.kind == RECUR_RNN else None
+        dstate = self.check_dstate(dstate, B)
         return self.run_backward_of(
             1, B, x, state, data(h_after), data(state[1]) if self.n_states == 2 else NULL,
             state[0], saved[0], saved[1] if self.cell.kind == RECUR_GRU else None, None, dstate,
@@ -377,6 +378,7 @@ cdef class CellKernel:
         if self.cell.kind == RECUR_LSTM:
             c = saved[1]
             state = (h[0], c[0])
+        dstate = self.check_dstate(dstate, B)
         return self.run_backward_of(
             T, B, X, state, <char *>data(h) + step_bytes,
             <char *>data(c) + step_bytes if c is not None else NULL,
@@ -417,14 +419,13 @@ cdef class CellKernel:
                                cnp.ndarray hn, cnp.ndarray dY, tuple dstate, cnp.ndarray lengths,
                                bint need_dx, bint keep):
         """The backward of T steps.  state is before the first, h_after and c_after from the first
-        on, h_before (T * B, H) before each."""
+        on, h_before (T * B, H) before each; dstate is overwritten."""
         cdef Py_ssize_t H = self.n_out, N = T * B, item = self.table.item, G = self.gates
         cdef int kind = self.cell.kind, t = self.typenum
         cdef cnp.ndarray dg, dgh = None, rh = None, dpeephole = None, dX = None
         cdef cnp.ndarray db = None, dbh = None
         if not self.has_backward:
             self.pack_backward()
-        dstate = self.check_dstate(dstate, B)
         # an RNN's gates are its outputs, which the weights' gradient still needs
         dg = flat(empty_slab(t, T, B, G * H) if keep or kind == RECUR_RNN else gates, N, G * H)
         cdef recur_backward f

@@ -11,11 +11,12 @@ from recur.cells.base import (
     own_state,
     plain,
 )
-from recur.cells.kernel import KernelCell
+from recur.cells.kernel import STEP, KernelCell
 from recur.cells.standard import GRUCell, GRUv3Cell, LSTMCell, RNNCell
 from recur.cells.weighted import WeightedCell
 
 __all__ = [
+    "STEP",
     "Cell",
     "GRUCell",
     "GRUv3Cell",

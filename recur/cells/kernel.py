@@ -19,6 +19,7 @@ from recur.tape import (
     Operand,
     Param,
     Sweep,
+    Tensor,
     check_version,
     current,
     peek,
@@ -67,7 +68,7 @@ class Packed:
             return False
         return all(getattr(cell, name) is weight for name, weight in self.computed[0].items())
 
-    def check(self, *, of_x: bool, of_state: bool) -> None:
+    def check(self, of_x: bool, of_state: bool) -> None:
         """Raises `TapeError` if a weight that the backward multiplies with was written since."""
         if self.stamp == writes.stamp:
             return
@@ -196,28 +197,17 @@ class KernelCell(WeightedCell):
         kernel = packed.kernel
         if kernel is None:
             return super().run_step(x, state, layer)
+        tape = current()
+        if tape is not None:
+            after, y = _kernels.record_step(STEP, packed, x, state, tape, Tensor)
+            if tape.events is not None:
+                tape.log(STEP.name, node=y.node, layer=layer)
+            return after, y
         vector = x.ndim == 1
         x_rows = rows(x)
-        if vector:
-            x_rows = x_rows[None]
-        before = tuple(map(rows, state))
-        if current() is None:
-            after = kernel.step(x_rows, *before)
-            y = after[0].copy()
-            return tuple(part.T for part in after), y[0] if vector else y.T
-        after, saved = kernel.step_save(x_rows, *before)
-        outputs = [part.T for part in after]
-        if vector:
-            outputs.append(after[0][0])
-        made = record(
-            _STEP,
-            (traced(x), *map(traced, state), *packed.weights),
-            outputs,
-            (packed, x_rows, before, saved),
-            layer,
-        )
-        n = kernel.n_states
-        return tuple(made[:n]), made[n if vector else 0]
+        after = kernel.step(x_rows[None] if vector else x_rows, *map(rows, state))
+        y = after[0].copy()
+        return tuple(part.T for part in after), y[0] if vector else y.T
 
     def run_sequence(
         self,
@@ -276,33 +266,6 @@ def product(W: Any, h: Any) -> Any:
 # ---------------------------------------------------------------------- backward
 
 
-class _Step(Op):
-    """One step.  Outputs: the parts of the state, then for a vector input the output (n_out,)."""
-
-    __slots__ = ()
-
-    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
-        packed, x, before, saved = node.saved
-        n = len(before)
-        d_after = [_gradient_rows(grads.get(i)) for i in range(n)]
-        if n in grads:
-            dy = grads[n][None]
-            d_after[0] = dy if d_after[0] is None else d_after[0] + dy
-        dx_to, state_to, weights_to = _targets(node, n)
-        packed.check(of_x=dx_to is not None, of_state=any(to is not None for to in state_to))
-        dx, d_before, operands = packed.kernel.step_backward(
-            saved,
-            x,
-            before,
-            tuple(d_after),
-            need_dx=dx_to is not None,
-            keep=sweep.keep_graph,
-        )
-        if dx_to is not None:
-            sweep.add(dx_to, dx[0] if dx_to.ndim == 1 else dx.T, own=True)
-        _hand_on(sweep, packed, state_to, d_before, weights_to, operands)
-
-
 class _Sequence(Op):
     """T steps.  Outputs: the parts of the last state, then Y."""
 
@@ -312,7 +275,7 @@ class _Sequence(Op):
         packed, X, before, lengths, saved = node.saved
         n = len(before)
         dX_to, state_to, weights_to = _targets(node, n)
-        packed.check(of_x=dX_to is not None, of_state=True)
+        packed.check(dX_to is not None, True)
         dX, d_before, operands = packed.kernel.sequence_backward(
             saved,
             X,
@@ -340,7 +303,7 @@ class _Remat(Op):
         kernel = packed.kernel
         n = kernel.n_states
         dX_to, state_to, weights_to = _targets(node, n)
-        packed.check(of_x=dX_to is not None, of_state=True)
+        packed.check(dX_to is not None, True)
         dY = _gradient_rows(grads.get(n))
         d_state: tuple = tuple(_gradient_rows(grads.get(i)) for i in range(n))
         dX = None if dX_to is None else np.empty_like(X)
@@ -368,7 +331,7 @@ class _Remat(Op):
         _hand_on(sweep, packed, state_to, d_state, weights_to, _dense(totals))
 
 
-_STEP = _Step("step")
+STEP = _kernels.StepOp("step")
 _SEQUENCE = _Sequence("sequence")
 _REMAT = _Remat("sequence")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from recur import tape
+from recur import _kernels, tape
 from recur.errors import ShapeError
 from recur.ops.table import Unary, add_row, any_traced, as_numpy, operation, sources, unbroadcast
-from recur.tape import Node, Op, Param, Sweep, peek, record_one, traced, value
+from recur.tape import Node, Op, Param, Sweep, Tensor, peek, record_one, traced, value
 
 _BASIC = (int, slice, NoneType, EllipsisType)
 
@@ -95,27 +95,7 @@ def _frozen(key: Any) -> Any:
     return np.array(peek(key)) if isinstance(key, np.ndarray | list | tape.Operand) else key
 
 
-def _may_repeat(key: Any) -> bool:
-    """Whether an index may name one entry twice: only arrays of integers can."""
-    parts = key if type(key) is tuple else (key,)
-    return any(isinstance(k, np.ndarray) and k.dtype.kind != "b" for k in parts)
-
-
-class _GetItem(Op):
-    """The gradient is added in place into one buffer of the source: T slices cost no T arrays."""
-
-    __slots__ = ()
-
-    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
-        assert node.inputs is not None
-        buffer = sweep.buffer(node.inputs[0])
-        if _may_repeat(node.saved):
-            np.add.at(buffer, node.saved, grads[0])
-        else:
-            buffer[node.saved] += grads[0]
-
-
-_GETITEM = _GetItem("getitem")
+_GETITEM = _kernels.GetItem("getitem")
 
 
 def getitem(x: Any, key: Any) -> Any:
@@ -123,7 +103,10 @@ def getitem(x: Any, key: Any) -> Any:
 
     Gradient: g, added at the places that were read.
     """
-    if tape.current() is None or (source := traced(x)) is None:
+    scope = tape.current()
+    if scope is not None and (y := _GETITEM.record_view(x, key, scope, Tensor)) is not None:
+        return y
+    if scope is None or (source := traced(x)) is None:
         return value(x)[key]
     if _is_basic(key):
         y = peek(x)[key]
@@ -195,16 +178,7 @@ def _features_first(shape: list[int], arrays: list[np.ndarray]) -> np.ndarray:
 add_row(_CONCATENATE, concatenate, np.concatenate)
 
 
-class _Stack(Op):
-    __slots__ = ()
-
-    def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
-        assert node.inputs is not None
-        for source, part in zip(node.inputs, np.moveaxis(grads[0], node.saved, 0), strict=True):
-            sweep.add(source, part)
-
-
-_STACK = _Stack("stack")
+_STACK = _kernels.Stack("stack")
 
 
 def stack(xs: Sequence[Any], axis: int = 0) -> Any:
@@ -215,12 +189,17 @@ def stack(xs: Sequence[Any], axis: int = 0) -> Any:
     Raises `ShapeError` if their shapes differ.
     """
     xs = list(xs)
+    scope = tape.current()
+    if scope is not None and xs and axis in (-1, np.ndim(peek(xs[0]))):
+        steps = _STACK.record_steps(xs, scope, Tensor)
+        if steps is not None:
+            return steps
     inputs = sources(xs)
     arrays = [np.asarray(peek(x)) for x in xs]
     shape = _common_shape("stack", arrays)
     shape.insert(axis % (len(shape) + 1), len(arrays))
     stacked = np.stack(arrays, axis=axis, out=_features_first(shape, arrays))
-    if tape.current() is None or not any_traced(inputs):
+    if scope is None or not any_traced(inputs):
         return stacked
     return record_one(_STACK, inputs, stacked, axis)
 

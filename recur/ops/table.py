@@ -23,6 +23,7 @@ from recur.tape import (
     Node,
     Op,
     Operand,
+    Operation,
     Param,
     Sweep,
     Tensor,
@@ -41,7 +42,7 @@ class Row(NamedTuple):
     """One operation: its public function, how gradients go through it, and NumPy's names for it."""
 
     call: Callable[..., Any]
-    op: Op
+    op: Operation
     numpy: tuple[Callable[..., Any], ...]
 
 
@@ -50,7 +51,7 @@ NUMPY: dict[Callable[..., Any], Callable[..., Any]] = {}
 """What runs when one of NumPy's functions meets a recorded value."""
 
 
-def add_row(op: Op, call: F, *numpy: Callable[..., Any]) -> F:
+def add_row(op: Operation, call: F, *numpy: Callable[..., Any]) -> F:
     """Puts an operation into the table, and under NumPy's names for it."""
     assert op.name not in TABLE, op.name
     TABLE[op.name] = Row(call, op, numpy)

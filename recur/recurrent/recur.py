@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from recur._kernels import Stepper, layer_call
-from recur.cells import KernelCell
+from recur._kernels import Stepper, layer_call, quick_step
+from recur.cells import STEP, KernelCell
 from recur.errors import StateError
 from recur.module import Stages, in_transaction, label, register, transaction
 from recur.recurrent import calls
@@ -179,27 +179,21 @@ class Recur(Carried):
 
     def _recorded(self, x: Any, tape: Tape) -> Any:
         """One step inside a scope, from a state that has the batch of x."""
-        state = self._state
-        if state is START or tape.events is not None or not self._is_direct():
+        state = self.__dict__["_state"]  # no stream holds it
+        if state is START or tape.events is not None or not (self._direct or self._is_direct()):
             return None
-        cell, h = self.cell, state[0]
-        kernel = cell.packed().kernel
-        if kernel is None or (type(h) is Tensor and h.node.tape is not tape):
+        packed = self.cell.packed()
+        if packed.kernel is None:
             return None
-        if type(x) is Tensor:
-            if x.node.tape is not tape or x.dtype != kernel.dtype:
-                return None
-        elif type(x) is np.ndarray and x.dtype.kind in "fiub":
-            x = np.array(x.T, kernel.dtype, order="C").T  # the caller may write into his own
+        made = quick_step(STEP, packed, x, state, tape, Tensor)
+        if made is None:
+            return None
+        state, y = made
+        if in_transaction():
+            self.put(state)
         else:
-            return None
-        shape = x.shape
-        if len(shape) == 1:
-            shape = (*shape, 1)
-        if shape[0] != kernel.n_in or peek(h).shape != (kernel.n_out, *shape[1:]):
-            return None
-        state, y = cell.run_step(x, state, self)
-        self.put(state)
+            self.__dict__["_state"] = state
+            tape.stepped(self)
         return y
 
     def _general(self, xs: tuple, options: Options, tape: Tape | None) -> Any:

@@ -14,7 +14,7 @@ Three rules hold everything together.
   written once, when the sweep has succeeded.
 """
 
-from recur.tape.nodes import Node, Op
+from recur.tape.nodes import Node, Op, Operation
 from recur.tape.params import (
     FlatBuffer,
     Param,
@@ -33,6 +33,7 @@ __all__ = [
     "Node",
     "Op",
     "Operand",
+    "Operation",
     "Param",
     "Start",
     "Sweep",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recur._kernels import Node, Operation
+
 if TYPE_CHECKING:
-    from recur.tape.scope import Tape
     from recur.tape.sweep import Sweep
 
-next_seq = itertools.count().__next__
+__all__ = ["LEAF", "Node", "Op", "Operation"]
 
 
-class Op:
+class Op(Operation):
     """An operation as the sweep sees it: a name, and how gradients go through it.
 
     `backward(sweep, node, grads)` gets the gradients of the node's outputs, as arrays by output
@@ -26,12 +26,7 @@ class Op:
     reach a parameter again.  It must leave `node.saved` as it is.
     """
 
-    __slots__ = ("name",)
-
-    lasting: ClassVar[bool] = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    __slots__ = ()
 
     def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
         """Adds to the sweep what each input of `node` gets.
@@ -40,25 +35,5 @@ class Op:
         """
         raise TypeError(f"{self.name} has no gradient")
 
-    def __repr__(self) -> str:
-        return f"<op {self.name}>"
-
 
 LEAF = Op("leaf")
-
-
-class Node:
-    """One recorded operation.
-
-    `inputs` holds a Tensor or Param where gradient may flow and None elsewhere; `saved` is what
-    the operation's backward needs.  `op` is None once a sweep has used the node up.
-    """
-
-    __slots__ = ("inputs", "op", "saved", "seq", "tape")
-
-    def __init__(self, op: Op, inputs: tuple, saved: Any, tape: Tape) -> None:
-        self.seq = next_seq()
-        self.op: Op | None = op
-        self.inputs: tuple | None = inputs
-        self.saved = saved
-        self.tape = tape

@@ -75,9 +75,6 @@ class Param(Operand):
 
     __slots__ = ("__weakref__", "_array", "_count", "_flat", "_saved", "grad", "name", "packed")
 
-    node = None
-    index = 0
-
     def __init__(self, array: Any, name: str = "", *, order: Literal["C", "F"] = "C") -> None:
         if isinstance(array, Tensor) and array.live:
             raise TapeError("Param: a recorded Tensor cannot become a parameter. Pass its value.")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from recur._kernels import closed, opened
+from recur._kernels import closed, next_seq, opened
 from recur.errors import ShapeError, TapeError
-from recur.tape.nodes import LEAF, Node, Op, next_seq
+from recur.tape.nodes import LEAF, Node, Operation
 from recur.tape.params import Param
 from recur.tape.sweep import Sweep
 from recur.tape.values import Operand, Tensor, peek
@@ -49,7 +49,7 @@ def paused() -> Iterator[None]:
 
 
 def record(
-    op: Op, inputs: tuple, outputs: Sequence[np.ndarray], saved: Any, layer: object = None
+    op: Operation, inputs: tuple, outputs: Sequence[np.ndarray], saved: Any, layer: object = None
 ) -> list[Tensor]:
     """Puts one operation on the open tape and returns its outputs as Tensors.
 
@@ -65,7 +65,7 @@ def record(
     return [Tensor(array, node, i) for i, array in enumerate(outputs)]
 
 
-def record_one(op: Op, inputs: tuple, output: Any, saved: Any) -> Tensor:
+def record_one(op: Operation, inputs: tuple, output: Any, saved: Any) -> Tensor:
     """`record` for an operation with one output, which may be a NumPy scalar."""
     tape = _thread.tape
     assert tape is not None

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recur._kernels import Recorded
 from recur.errors import TapeError
 from recur.tape.nodes import LEAF, Node
 
 
-class Operand:
-    """What `Tensor` and `Param` share: the operators, which `recur.ops` installs here."""
+class Operand(Recorded):
+    """What `Tensor` and `Param` share: the operators, which `recur.ops` installs here.
 
-    __slots__ = ("_value",)
+    `_value` must not be written, and is handed out only through `value`.
+    """
 
-    _value: np.ndarray  # must not be written, and is handed out only through `value`
-
-    node: Node | None
-    index: int
+    __slots__ = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,12 +88,10 @@ class Tensor(Operand):
     recorded.  `recur.value(t)` is its array.  After its scope has ended it acts as that array.
     """
 
-    __slots__ = ("__weakref__", "index", "node")
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, array: np.ndarray, node: Node, index: int = 0) -> None:
-        self._value = array
-        self.node: Node = node
-        self.index = index
+    if TYPE_CHECKING:
+        node: Node  # never None
 
     @property
     def live(self) -> bool:
