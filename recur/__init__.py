@@ -13,24 +13,9 @@ except ModuleNotFoundError as error:
         "pip install -e ."
     ) from None
 
-from recur import data, io, losses, ops, optim
+from recur import ops
 from recur._version import __version__
 from recur.cells import Cell, GRUCell, GRUv3Cell, LSTMCell, LSTMState, RNNCell
-from recur.compress import compress
-from recur.data import (
-    DataLoader,
-    batch,
-    batchseq,
-    chunk,
-    onecold,
-    onehot,
-    onehotbatch,
-    padded,
-    unbatch,
-    unsqueeze,
-    unstack,
-    windows,
-)
 from recur.errors import (
     BatchSizeError,
     Busy,
@@ -48,7 +33,6 @@ from recur.errors import (
     UnknownStream,
 )
 from recur.gradients import Gradients, flatten_parameters, gradient, withgradient, zero_grad
-from recur.io.model import load, save
 from recur.layers import (
     BatchNorm,
     Chain,
@@ -118,44 +102,6 @@ from recur.ops import (
     tanh,
     vcat,
 )
-from recur.optim import (
-    ASGD,
-    AdaBelief,
-    AdaDelta,
-    AdaGrad,
-    Adam,
-    AdaMax,
-    AdamW,
-    AMSGrad,
-    ClipGrad,
-    ClipNorm,
-    Constant,
-    Cosine,
-    Descent,
-    Exp,
-    Momentum,
-    NAdam,
-    Nesterov,
-    NonMonotonicTrigger,
-    OAdam,
-    OptimiserChain,
-    RAdam,
-    RMSProp,
-    Rule,
-    SignDecay,
-    Step,
-    Warmup,
-    WeightDecay,
-    adjust,
-    averaged,
-    freeze,
-    setup,
-    start_averaging,
-    swap_in_average,
-    swap_out_average,
-    thaw,
-    update,
-)
 from recur.recurrent import (
     GRU,
     LSTM,
@@ -175,14 +121,67 @@ from recur.recurrent import (
     truncate,
 )
 from recur.tape import Param, Tape, Tensor, paused, value
-from recur.train import train
 
 # Rooms that few programs enter are opened when one of their names is first used (PEP 562), as all
 # together they would double the time that `import recur` takes.  Type checkers read the imports,
 # Python the table.
 if TYPE_CHECKING:
-    from recur import extra_cells, inspect, regularise, streaming
+    from recur import data, extra_cells, inspect, io, losses, optim, regularise, streaming
+    from recur.compress import compress
+    from recur.data import (
+        DataLoader,
+        batch,
+        batchseq,
+        chunk,
+        onecold,
+        onehot,
+        onehotbatch,
+        padded,
+        unbatch,
+        unsqueeze,
+        unstack,
+        windows,
+    )
     from recur.inspect.gradcheck import gradcheck
+    from recur.io.model import load, save
+    from recur.optim import (
+        ASGD,
+        AdaBelief,
+        AdaDelta,
+        AdaGrad,
+        Adam,
+        AdaMax,
+        AdamW,
+        AMSGrad,
+        ClipGrad,
+        ClipNorm,
+        Constant,
+        Cosine,
+        Descent,
+        Exp,
+        Momentum,
+        NAdam,
+        Nesterov,
+        NonMonotonicTrigger,
+        OAdam,
+        OptimiserChain,
+        RAdam,
+        RMSProp,
+        Rule,
+        SignDecay,
+        Step,
+        Warmup,
+        WeightDecay,
+        adjust,
+        averaged,
+        freeze,
+        setup,
+        start_averaging,
+        swap_in_average,
+        swap_out_average,
+        thaw,
+        update,
+    )
     from recur.regularise import (
         EmbeddingDropout,
         LockedDropout,
@@ -194,10 +193,70 @@ if TYPE_CHECKING:
         temporal_activity_penalty,
     )
     from recur.streaming import Stream, StreamPool, drift
+    from recur.train import train
 else:
+    import sys
+    import types
+
     _LATER = {
+        "compress": ("compress",),
+        "data": (
+            "DataLoader",
+            "batch",
+            "batchseq",
+            "chunk",
+            "onecold",
+            "onehot",
+            "onehotbatch",
+            "padded",
+            "unbatch",
+            "unsqueeze",
+            "unstack",
+            "windows",
+        ),
         "extra_cells": (),
         "inspect": ("gradcheck",),
+        "io": (),
+        "io.model": ("load", "save"),
+        "losses": (),
+        "optim": (
+            "ASGD",
+            "AdaBelief",
+            "AdaDelta",
+            "AdaGrad",
+            "Adam",
+            "AdaMax",
+            "AdamW",
+            "AMSGrad",
+            "ClipGrad",
+            "ClipNorm",
+            "Constant",
+            "Cosine",
+            "Descent",
+            "Exp",
+            "Momentum",
+            "NAdam",
+            "Nesterov",
+            "NonMonotonicTrigger",
+            "OAdam",
+            "OptimiserChain",
+            "RAdam",
+            "RMSProp",
+            "Rule",
+            "SignDecay",
+            "Step",
+            "Warmup",
+            "WeightDecay",
+            "adjust",
+            "averaged",
+            "freeze",
+            "setup",
+            "start_averaging",
+            "swap_in_average",
+            "swap_out_average",
+            "thaw",
+            "update",
+        ),
         "regularise": (
             "EmbeddingDropout",
             "LockedDropout",
@@ -209,8 +268,10 @@ else:
             "temporal_activity_penalty",
         ),
         "streaming": ("Stream", "StreamPool", "drift"),
+        "train": ("train",),
     }
     _ROOM_OF = {name: room for room, names in _LATER.items() for name in (room, *names)}
+    del _ROOM_OF["io.model"]  # no name of ours
 
     def __getattr__(name):
         if name not in _ROOM_OF:
@@ -218,12 +279,21 @@ else:
         import importlib
 
         room = importlib.import_module(f"recur.{_ROOM_OF[name]}")
-        found = room if name in _LATER else getattr(room, name)
+        found = getattr(room, name) if name in _LATER[_ROOM_OF[name]] else room
         globals()[name] = found  # asked only once
         return found
 
     def __dir__():
         return sorted({*globals(), *_ROOM_OF})
+
+    class _Door(types.ModuleType):
+        def __setattr__(self, name, new):
+            """Python puts a room that was imported under its name, which may be a function's."""
+            if isinstance(new, types.ModuleType) and name in _LATER.get(name, ()):
+                new = getattr(new, name)
+            super().__setattr__(name, new)
+
+    sys.modules[__name__].__class__ = _Door
 
 
 # fmt: off
