@@ -210,6 +210,7 @@ class Segment:
         self.size = ends[-1]
         self.flat = leaves[0].param.flat_buffer
         self.as_vector = all(rule.elementwise for rule in self.rules)
+        self.states: list[State] = []  # vectors, if `as_vector`
         self.blocks = list(self._blocks())
         self.g: np.ndarray = self.views[0]
         self.gathered: np.ndarray | None = None
@@ -222,7 +223,7 @@ class Segment:
             return
         x = self._vector(self.views)
         x.flags.writeable = False
-        states = self._vector_states()
+        states = self.states = self._vector_states()
         length = _BLOCK_BYTES // x.itemsize
         for start in range(0, self.size, length):
             place = slice(start, min(start + length, self.size))
@@ -335,9 +336,7 @@ class Segment:
             update = fused(self.at_step[rules[0]], x.dtype)
         if update is None:
             return False
-        t = self.leaves[0].count + 1
-        for place, _, states in self.blocks:
-            update(states[rules[0]], x[place], self.g[place], t, self.factor)
+        update(self.states[rules[0]], x, self.g, self.leaves[0].count + 1, self.factor)
         return True
 
     def _own_rules(self, stage: range) -> range:
