@@ -25,7 +25,7 @@ help:
 	@echo "make lint          ruff, mypy, cython-lint"
 	@echo "make docs          build docs/_build/html"
 	@echo "make bench         measure recur on this machine (ARGS='--filter Step')"
-	@echo "make soak          long runs of live streams: kills, growth, load (hours; keeps a log)"
+	@echo "make soak          long runs of live streams: kills, growth, load (a quarter of an hour; keeps a log)"
 	@echo "make bench-peers   measure recur beside other libraries (downloads them, takes 40 minutes)"
 	@echo "make test-all      the tests on every CPython 3.10 to 3.14 that runs here"
 	@echo "make test-lowest   the tests with the oldest NumPy and SciPy allowed"
@@ -77,8 +77,10 @@ bench: $(VENV)/recur.installed
 
 soak: $(VENV)/recur.installed $(VENV)/test.group
 	@mkdir -p benchmarks/results
-	$(BIN)/python benchmarks/soak.py $(ARGS) > benchmarks/results/soak.log; \
-		status=$$?; tail -n 1 benchmarks/results/soak.log; exit $$status
+	@log=benchmarks/results/soak-$$(date +%F).log; \
+		echo "recur: soaking, into $$log"; \
+		$(BIN)/python benchmarks/soak.py $(ARGS) > $$log; \
+		status=$$?; tail -n 1 $$log; exit $$status
 
 bench-peers:
 	@found=$$(sh tools/pythons.sh 3.11) && set -- $$found && \

@@ -2,8 +2,8 @@
 
 python benchmarks/streams_serve.py                           # 1 to 10,000 streams, in six minutes
 python benchmarks/streams_serve.py --json results/serve.json
-python benchmarks/streams_serve.py --streams 500 --rate 10 --seconds 1800    # do batches decay?
-python benchmarks/streams_serve.py --full                    # does a full server slow down?
+python benchmarks/streams_serve.py --long --streams 500 --rate 6 --seconds 1800  # S10: decay?
+python benchmarks/streams_serve.py --full                    # S9: does a full server slow down?
 
 Each number of streams is measured twice: every stream sends its next step as soon as the last is
 answered, which gives the throughput; then all send at half of that throughput (or --rate), evenly
@@ -136,6 +136,14 @@ def fetch(url):
         return json.load(answer)
 
 
+def batches(address):
+    """Steps that the server has taken, and batches: (2,)."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines()]
+    found = {line[0]: float(line[1]) for line in lines if line[0].startswith("recur_batch_size_")}
+    return np.array([found["recur_batch_size_sum"], found["recur_batch_size_count"]])
+
+
 def cpu_and_memory(process):
     """Seconds of processor time and MiB of a process, where /proc is."""
     try:
@@ -174,10 +182,12 @@ def long_run(streams, options, file):
     rows = []
     with server("recur", file, options.store) as (address, process):
         with client(address, streams) as load:
+            load(options.rate, 2.0)
             for tenth in range(10):
+                before = batches(address)
                 paced = load(options.rate, options.seconds / 10)
-                sizes = fetch(f"{address}/v1/recent")["sizes"]
-                rows.append({"tenth": tenth + 1, **paced, "batch": float(np.mean(sizes)),
+                steps, count = batches(address) - before
+                rows.append({"tenth": tenth + 1, **paced, "batch": round(steps / count, 4),
                              "server_MiB": round(cpu_and_memory(process)[1], 2)})  # fmt: skip
                 print(json.dumps(rows[-1]), flush=True)
     return rows

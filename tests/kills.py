@@ -114,7 +114,10 @@ def kill_servers(folder, seed, kills, streams=200, pause=0.2):
 
         async def trouble(over):
             for _ in range(kills):
-                await asyncio.sleep(rng.uniform(0.3, 0.9))
+                enough = sum(map(len, answers)) + streams  # they are all under way again
+                while sum(map(len, answers)) < enough:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(rng.uniform(0, 0.3))
                 server.kill()
                 await asyncio.to_thread(server.start)
             await asyncio.sleep(0.3)

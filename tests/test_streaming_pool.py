@@ -86,13 +86,15 @@ def test_s3_a_stream_full_of_nan_changes_no_other(rng):
         assert np.array_equal(y[:, others], expected[:, others, t])
 
 
-def test_s3_large_batches_that_share_threads_keep_their_bits(rng):
-    model = LSTM(24, 64)
-    pool, names = opened(model, 300)
-    X = rng.standard_normal((24, 300, 4)).astype(np.float32)
+@pytest.mark.parametrize("capacity", [1200, 64])  # one stretch; scattered over blocks
+def test_s3_large_batches_that_share_threads_keep_their_bits(rng, capacity):
+    model = Chain(LSTM(24, 64), Dense(64, 3))
+    pool, names = opened(model, 1200, capacity=capacity)
+    X = rng.standard_normal((24, 1200, 3)).astype(np.float32)
     expected = alone(model, X)
-    for t in range(4):
+    for t in range(3):  # more than are stepped at once
         assert np.array_equal(pool.step(names, X[..., t]), expected[..., t])
+    assert list(pool.steps(names)) == [3] * 1200
 
 
 def test_slots_give_the_answers_that_names_give(rng):
@@ -108,6 +110,33 @@ def test_slots_give_the_answers_that_names_give(rng):
     y = pool.step(some, X[:, 7:2:-2, 8])
     assert np.array_equal(y, expected[:, 7:2:-2, 8])
     assert len(some) == 3
+
+
+# ---------------------------------------------------------------- S1: compressed models
+
+
+@pytest.mark.parametrize("storage", ["int8", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["LSTM", "two layers", "head"])
+def test_s1_a_compressed_model_in_a_pool_gives_the_bits_of_its_own_blocks(name, storage, rng):
+    model = recur.compress(models()[name], storage)
+    X = inputs(name, (9, 31), rng)
+    expected = alone(model, X)
+    for n in range(9):  # any split into blocks is one call, too
+        stream, pieces = Stream(model), []
+        for first, last in [(0, 1), (1, 8), (8, 30), (30, 31)]:
+            pieces.append(stream.run(X[..., n, first:last]))
+        assert np.array_equal(np.concatenate(pieces, -1), expected[:, n])
+    pool, names = opened(model, 9, capacity=4)
+    at = np.zeros(9, int)
+    while (at < 31).any():
+        some = rng.permutation(np.flatnonzero(at < 31))[: rng.integers(1, 10)]
+        y = pool.step([names[i] for i in some], X[..., some, at[some]])
+        assert np.array_equal(y, expected[..., some, at[some]])
+        at[some] += 1
+    other = StreamPool(model)
+    other.restore(pool.snapshot(names))
+    x = inputs(name, (9,), rng)
+    assert np.array_equal(other.step(names, x), pool.step(names, x))
 
 
 # ---------------------------------------------------------------- S2: no leftovers
