@@ -38,7 +38,6 @@ import recur
 from recur import LSTM, Chain, Dense
 from recur.streaming import MemoryStore, RedisStore, SQLiteStore, StreamPool
 
-STREAMS = 10_000
 BATCHES = (1, 64, 1000)
 
 
@@ -54,26 +53,28 @@ def rate(work: Callable[[], int], seconds: float) -> float:
     return float(np.median(rates))
 
 
-def measure(name: str, store: Any, size: Callable[[], int], seconds: float) -> Iterator[dict]:
+def measure(
+    name: str, store: Any, size: Callable[[], int], streams: int, seconds: float
+) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
     model = Chain(LSTM(64, 128, rng=rng), Dense(128, 16, rng=rng))
-    pool = StreamPool(model, store=store, capacity=STREAMS)
+    pool = StreamPool(model, store=store, capacity=streams)
     before = size()
-    names = [f"stream-{i:05}" for i in range(STREAMS)]
+    names = [f"stream-{i:05}" for i in range(streams)]
     epochs = {id: store.claim(id).epoch for id in names}
     blank = StreamPool(model)
     blank.open("x")
     blank.step(["x"], np.ones((64, 1), np.float32), numbers=[1])
     snapshot = blank.snapshot("x")
-    for begin in range(0, STREAMS, 1000):
+    for begin in range(0, streams, 1000):
         store.save({id: (epochs[id], snapshot) for id in names[begin : begin + 1000]})
-    each = (size() - before) / STREAMS
+    each = (size() - before) / streams
     for id in names[:1000]:
-        pool.step([id], np.ones((64, 1), np.float32))  # brings it back
+        epochs[id] = pool.open(id, takeover=True)  # in memory, the others in the store alone
     for batch in BATCHES:
 
         def write(batch: int = batch) -> int:
-            some = {names[i] for i in rng.integers(STREAMS, size=batch)}
+            some = {names[i] for i in rng.integers(streams, size=batch)}
             store.save({id: (epochs[id], snapshot) for id in some})
             return len(some)
 
@@ -84,8 +85,6 @@ def measure(name: str, store: Any, size: Callable[[], int], seconds: float) -> I
             pool.step(some, X, numbers=pool.steps(some) + 1)
             return batch
 
-        for id in names[:1000]:
-            epochs[id] = pool.open(id, takeover=True)
         yield {
             "store": name,
             "together": batch,
@@ -95,7 +94,7 @@ def measure(name: str, store: Any, size: Callable[[], int], seconds: float) -> I
         }
 
     def load() -> int:
-        id = names[int(rng.integers(1000, STREAMS))]
+        id = names[int(rng.integers(1000, streams))]
         pool.open(id, takeover=True)
         pool.evict([id])
         return 1
@@ -122,10 +121,14 @@ def redis_server(folder: Path, *more: str) -> Iterator[str]:
         process.wait(20)
 
 
-def measure_redis(name: str, folder: Path, seconds: float, *more: str) -> Iterator[dict]:
+def measure_redis(
+    name: str, folder: Path, streams: int, seconds: float, *more: str
+) -> Iterator[dict[str, Any]]:
     with redis_server(folder, *more) as url:
         store = RedisStore(url)
-        yield from measure(name, store, lambda: store._redis.info()["used_memory"], seconds)
+        yield from measure(
+            name, store, lambda: store._redis.info()["used_memory"], streams, seconds
+        )
         store.close()
 
 
@@ -150,10 +153,12 @@ def about() -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--streams", type=int, default=10_000, help="in each store; 1,001 or more")
     options = parser.parse_args()
+    rest = options.streams, options.seconds
     print(json.dumps(about()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        runs = [measure("memory", MemoryStore(), lambda: 0, options.seconds)]
+        runs = [measure("memory", MemoryStore(), lambda: 0, *rest)]
         for durable in (False, True):
             path = Path(folder) / f"streams-{durable}.db"
             store = SQLiteStore(path, durable=durable)
@@ -163,13 +168,11 @@ def main() -> int:
                 return path.stat().st_size
 
             name = "sqlite, durable" if durable else "sqlite"
-            runs.append(measure(name, store, size, options.seconds))
+            runs.append(measure(name, store, size, *rest))
         if shutil.which("redis-server") and importlib.util.find_spec("redis"):
-            runs.append(measure_redis("redis", Path(folder), options.seconds))
+            runs.append(measure_redis("redis", Path(folder), *rest))
             runs.append(
-                measure_redis(
-                    "redis, appendonly", Path(folder), options.seconds, "--appendonly", "yes"
-                )
+                measure_redis("redis, appendonly", Path(folder), *rest, "--appendonly", "yes")
             )
         for run in runs:
             for row in run:

@@ -136,6 +136,8 @@ def test_a_comparison_runs_in_processes_of_their_own_and_is_checked(tmp_path):
     limits |= {"ghz": 3.0, "fma_theory_gflops_per_core": 96.0, "blas": {}}
     limits["fma_gflops"]["2"], limits["read_gbs"]["2"] = 200.0, {"24": 200.0, "64": 180.0}
     (tmp_path / "limits.json").write_text(json.dumps({"limits": limits}))
+    (tmp_path / "loops.logs").mkdir()
+    (tmp_path / "loops.logs" / "reference.npz").write_bytes(b"of a run that was stopped")
     command = [sys.executable, str(PEERS / "run.py"), "--peers", "recur", "--workloads", "loop"]
     command += ["--filter", "(16,32)", "--threads", "1", "--rounds", "2", "--budget", "0.001"]
     command += ["--warm", "0", "--limits-from", str(tmp_path / "limits.json")]
@@ -186,3 +188,15 @@ def test_what_a_kind_of_time_is_judged_by_is_measured(peers, monkeypatch):
                 for case in found:
                     if aim.of not in ("limit", "best") and any(c in case.id for c in row.cases):
                         assert choice.worth(aim.of, "", case, 1)
+
+
+def test_the_stores_are_measured():
+    command = [sys.executable, str(BENCHMARKS / "store.py"), "--streams", "1100"]
+    done = subprocess.run(
+        [*command, "--seconds", "0.01"], check=True, capture_output=True, text=True
+    )
+    about, *rows = map(json.loads, done.stdout.splitlines())
+    assert about["sqlite"] and {"memory", "sqlite", "sqlite, durable"} <= {r["store"] for r in rows}
+    assert all(value > 0 for row in rows for name, value in row.items() if "second" in name)
+    sizes = [row["bytes_a_stream"] for row in rows if row.get("together") and "sql" in row["store"]]
+    assert min(sizes) > 1024 + 64  # the state and the answer
