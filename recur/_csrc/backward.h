@@ -126,20 +126,21 @@ static void NAME(pass_gradient)(const NAME(back) *s, ptrdiff_t row, ptrdiff_t u,
     NAME(store_part)(s->carry + at, dh, n);
 }
 
-/* Ask for what the block's gradients will read: saved long ago, it lies in the last cache or beyond,
-   in pieces too short for the hardware to follow.  The block's product takes long enough. */
-INLINE void NAME(fetch_saved)(const NAME(back) *s, const NAME(block) *b) {
+/* Ask for what the gradients of a block's row will read: saved long ago, it lies in the last cache or
+   beyond, in pieces too short for the hardware to follow. */
+#define FETCH_AHEAD 4
+INLINE void NAME(fetch_saved)(const NAME(back) *s, const NAME(block) *b, ptrdiff_t row) {
     const ptrdiff_t first = b->panel * 2 * LANES, line = 64 / sizeof(REAL), width = 2 * LANES * b->panels;
     const ptrdiff_t last = first + width < s->hidden ? first + width : s->hidden;
     const REAL *state = s->c ? s->c : s->gates ? s->h : s->y;
-    for (ptrdiff_t row = b->row; row < b->row + b->rows; row++)
-        for (ptrdiff_t u = first; u < last; u += line) {
-            if (s->gates)
-                for (ptrdiff_t at = u; at < s->columns; at += s->hidden) PREFETCH_FAR(s->gates + row * s->columns + at);
-            if (s->dy) PREFETCH_FAR(s->dy + row * s->hidden + u);
-            if (s->hn) PREFETCH_FAR(s->hn + row * s->hidden + u);
-            PREFETCH_FAR(state + row * s->hidden + u);
-        }
+    if (row >= b->row + b->rows) return;
+    for (ptrdiff_t u = first; u < last; u += line) {
+        if (s->gates)
+            for (ptrdiff_t at = u; at < s->columns; at += s->hidden) PREFETCH_FAR(s->gates + row * s->columns + at);
+        if (s->dy) PREFETCH_FAR(s->dy + row * s->hidden + u);
+        if (s->hn) PREFETCH_FAR(s->hn + row * s->hidden + u);
+        PREFETCH_FAR(state + row * s->hidden + u);
+    }
 }
 
 /* One block of a step, compiled for each KIND. */
@@ -148,7 +149,7 @@ INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(blo
     const recur_layout m = {1, 2, s->hidden, depth};
     ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(load_block)(&m, b, s->carry, acc, width);
-    NAME(fetch_saved)(s, b);
+    for (ptrdiff_t i = 0; i < FETCH_AHEAD; i++) NAME(fetch_saved)(s, b, b->row + i);
     if (s->dg_next)
         NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,
                    (const REAL *)s->cell->wh_back + b->panel * depth * width, depth * width, acc, width);
@@ -156,6 +157,7 @@ INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(blo
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;
         const int live = !s->lengths || s->t < s->lengths[row];
+        if (b->rows > 1) NAME(fetch_saved)(s, b, row + FETCH_AHEAD);
         for (int v = 0; v < 2 && u < s->hidden; v++, u += LANES) {
             VREAL dh = NAME(load)(acc + e * width + v * LANES);
             if (!live) {
@@ -236,3 +238,4 @@ static void NAME(backward)(const recur_cell *cell, const recur_backward *f, int 
 #undef SAVED
 #undef POST
 #undef POST_H
+#undef FETCH_AHEAD
