@@ -270,6 +270,7 @@ class Gradients:
         self.flats = [np.empty(n, dtype) for dtype, n in _sizes(weights.values()).items()]
         """One vector for each dtype, in the order in which the parameters have them."""
         self._arrays = dict(zip(weights, _views(weights.values(), self.flats), strict=True))
+        self._paths = {id(p): path for path, p in weights.items()}
         self._missing: frozenset[int] = frozenset()
         self._starts: dict[int, Any] = {}
 
@@ -318,6 +319,7 @@ class Gradients:
         self.__dict__.update(state, _model=None, _missing=frozenset(), _starts={})
         views = _views(self._weights.values(), self.flats)  # in a copy they are views, too
         self._arrays = dict(zip(self._weights, views, strict=True))
+        self._paths = {id(p): path for path, p in self._weights.items()}
 
     def _fit(self, model: Any, weights: dict[str, Param]) -> None:
         """Goes on to serve a model that has the same parameters, by path, shape and dtype."""
@@ -330,6 +332,7 @@ class Gradients:
                 "changed. Start again with into=None."
             )
         self._weights = weights
+        self._paths = {id(p): path for path, p in weights.items()}
         self._model, self._again = model, None
 
     def _take(self, sweep: Sweep, accumulate: bool, starts: dict[int, Start]) -> None:
@@ -345,9 +348,9 @@ class Gradients:
 
     def __getitem__(self, key: Any) -> Any:
         if type(key) is Param:
-            for path, p in self._weights.items():
-                if p is key:
-                    return self._at(path)
+            path = self._paths.get(id(key))
+            if path is not None:
+                return self._at(path)
             raise UnknownParameter(f"{key.name or 'this parameter'} is no parameter of the model")
         return self._find(str(key))
 
@@ -379,7 +382,7 @@ class Gradients:
 
     def __contains__(self, key: object) -> bool:
         if type(key) is Param:
-            return any(p is key for p in self._weights.values())
+            return id(key) in self._paths
         return key in self._arrays or key in self._ties
 
     def keys(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import threading
 from collections import deque
@@ -125,7 +126,8 @@ class Module:
 
     def fields(self) -> list[tuple[str, Any]]:
         """What this object holds, by name, in the order in which parameters are listed."""
-        return [(name, part) for name, part in attributes(self) if not self._is_cache(name)]
+        hidden = self.transient
+        return [x for x in attributes(self) if x[0] not in hidden and x[0] != "_changes"]
 
     def stages(self) -> Stages | None:
         """Kernels that do a single step outside a scope with the bits of a call, or None."""
@@ -262,20 +264,30 @@ def numeric(name: str, x: Any) -> np.ndarray:
     return array
 
 
-def attributes(obj: object) -> Iterator[tuple[str, Any]]:
+def attributes(obj: object) -> list[tuple[str, Any]]:
     """The instance attributes of any object, then its slots, base classes first."""
-    yield from list(getattr(obj, "__dict__", {}).items())
-    for cls in reversed(type(obj).__mro__):
+    held: list[tuple[str, Any]] = list(getattr(obj, "__dict__", {}).items())
+    for name in _slots_of(type(obj)):
+        try:
+            held.append((name, getattr(obj, name)))
+        except AttributeError:  # a slot that was never filled
+            continue
+    return held
+
+
+@functools.lru_cache(maxsize=256)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The names of a class's slots as attributes, base classes first."""
+    names = []
+    for cls in reversed(kind.__mro__):
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name in ("__dict__", "__weakref__"):
                 continue
             if name.startswith("__") and not name.endswith("__"):
                 name = f"_{cls.__name__.lstrip('_')}{name}"
-            try:
-                yield name, getattr(obj, name)
-            except AttributeError:  # a slot that was never filled
-                continue
+            names.append(name)
+    return tuple(names)
 
 
 def detached(x: Any, inside: frozenset[int] = frozenset()) -> Any:

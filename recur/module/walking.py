@@ -6,6 +6,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from recur.tape import Node, Op, Param, Tape, Tensor
 # Never entered and never listed.  The exact types go first: they are what long lists hold.
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, np.dtype}
-    | {np.ndarray, np.float32, np.float64, np.int64, np.bool_, Tensor}
+    | {np.ndarray, np.float32, np.float64, np.int64, np.bool_, np.ufunc, Tensor}
 )
 _CLOSED = (
     *(np.ndarray, np.generic, np.dtype, Tensor, Tape, Node, Op, type, types.ModuleType),
@@ -49,18 +50,22 @@ def visit(root: Any) -> Iterator[tuple[str, Any, bool]]:
     stack = [("", root)]
     while stack:
         path, obj = stack.pop()
-        if type(obj) in _PLAIN or isinstance(obj, _CLOSED):
-            continue
+        kind = type(obj)
+        if kind is not Param and not isinstance(obj, Module):  # most are: the long look comes last
+            if kind in _PLAIN or isinstance(obj, _CLOSED):
+                continue
         if id(obj) in seen:
             yield path, obj, False
             continue
         seen[id(obj)] = obj
         yield path, obj, True
-        if isinstance(obj, (set, frozenset)):
+        if kind is not Param and isinstance(obj, (set, frozenset)):
             unordered.extend((path, part) for part in obj if type(part) not in _PLAIN)
-        elif type(obj) is not Param:
-            parts = [(n, part) for n, part in children(obj) if type(part) not in _PLAIN]
-            stack.extend((join(path, name), part) for name, part in reversed(parts))
+        elif kind is not Param:
+            above = f"{path}." if path else ""
+            parts = [(f"{above}{n}", x) for n, x in children(obj) if type(x) not in _PLAIN]
+            parts.reverse()
+            stack += parts
     if unordered:
         _refuse_unordered(unordered, seen)
 
@@ -90,12 +95,12 @@ def children(obj: Any) -> Iterable[tuple[str | int, Any]]:
     """The parts of one object by name; see `walk`."""
     if isinstance(obj, Module):
         return obj.fields()
+    if type(obj) is types.FunctionType:
+        return _parts_of_function(obj)
     if isinstance(obj, (dict, types.MappingProxyType)):
         return [(str(key), part) for key, part in obj.items()]
     if isinstance(obj, (list, tuple, deque)):
         return zip(getattr(obj, "_fields", range(len(obj))), obj, strict=True)
-    if isinstance(obj, types.FunctionType):
-        return _parts_of_function(obj)
     if isinstance(obj, types.MethodType):
         return [("__self__", obj.__self__), ("__func__", obj.__func__)]
     if isinstance(obj, functools.partial):
@@ -103,13 +108,12 @@ def children(obj: Any) -> Iterable[tuple[str | int, Any]]:
     return attributes(obj)
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a variable that has no value yet
-            continue
-    yield "__defaults__", function.__defaults__
-    yield "__kwdefaults__", function.__kwdefaults__
-    yield from vars(function).items()
+def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+    parts: list[tuple[str, Any]] = []
+    cells = function.__closure__
+    if cells:
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            with suppress(ValueError):  # a variable that has no value yet
+                parts.append((name, cell.cell_contents))
+    parts += [("__defaults__", function.__defaults__), ("__kwdefaults__", function.__kwdefaults__)]
+    return [*parts, *vars(function).items()]
