@@ -267,7 +267,7 @@ def numeric(name: str, x: Any) -> np.ndarray:
 def attributes(obj: object) -> list[tuple[str, Any]]:
     """The instance attributes of any object, then its slots, base classes first."""
     held: list[tuple[str, Any]] = list(getattr(obj, "__dict__", {}).items())
-    for name in _slots_of(type(obj)):
+    for name in _slots_of(type(obj)):  # type: ignore[arg-type]
         try:
             held.append((name, getattr(obj, name)))
         except AttributeError:  # a slot that was never filled
