@@ -15,6 +15,7 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
+from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -89,6 +89,20 @@ cdef void copy_out(const char *source, Py_ssize_t item, char *to, Py_ssize_t ste
         to += step
 
 
+cdef bint holds(dict names, list values) noexcept:
+    """Whether the values of a dict are these, in order."""
+    cdef Py_ssize_t at = 0, i = 0
+    cdef PyObject *value
+    with cython.critical_section(names):
+        if len(names) != len(values):
+            return False
+        while PyDict_Next(names, &at, NULL, &value):
+            if value != <PyObject *>values[i]:
+                return False
+            i += 1
+        return True
+
+
 @cython.final
 cdef class Stepper:
     """A chain of kernels stepped by one call, with its recurrent state inside.
@@ -239,19 +253,15 @@ cdef class Stepper:
         """False once a watched counter moved, or another layer stands under a name."""
         return self.is_fresh()
 
-    cdef bint is_fresh(self):
+    cdef bint is_fresh(self) noexcept:
         cdef Watched *watched = <Watched *>self.watched.data
         cdef Py_ssize_t i
         for i in range(len(self.watch)):
             if (<Version>watched[i].version).count != watched[i].count:
                 return False
         for names, held in self.named:
-            values = list((<dict>names).values())
-            if len(values) != len(<list>held):
+            if not holds(<dict>names, <list>held):
                 return False
-            for i in range(len(values)):
-                if values[i] is not (<list>held)[i]:
-                    return False
         return True
 
     def __call__(self, x, out=None):
@@ -308,6 +318,8 @@ cdef class Stepper:
         return cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
 
     # Threads.  A short step keeps the GIL, so nobody can look in on it; a long one gives it up.
+    # While a thread is inside, nothing that the garbage collector counts is made: what a collection
+    # runs may call the model, or read its state, in the same thread, and would wait for itself.
 
     cdef bint enter(self):
         """Whether no other thread is inside; then this one is, until it sets `inside` to False."""
@@ -362,17 +374,39 @@ cdef class Stepper:
             if ndim == 2:
                 to += cnp.PyArray_STRIDE(y, 1)
 
-    cdef tuple state_of(self, Py_ssize_t index):
-        """Views of a cell stage's present state: its h is the next step's h_first."""
-        cdef Stage *s = &self.chain.stages[index]
-        cdef recur_forward *f = &s.forward[self.chain.turn]
-        cdef cnp.npy_intp dims[2]
-        dims[0] = self.batch
-        dims[1] = s.cell.n_hidden
-        cdef object h = cnp.PyArray_SimpleNewFromData(2, dims, self.typenum, <void *>f.h_first)
+    cdef Py_ssize_t cell_stage(self, Py_ssize_t index) except -1:
+        if not 0 <= index < len(self.cell_stages):
+            raise IndexError(f"there are {len(self.cell_stages)} states, none of index {index}")
+        return self.cell_stages[index]
+
+    cdef tuple empty_state(self, Py_ssize_t index):
+        """New arrays for the state of one cell stage."""
+        cdef Stage *s = &self.chain.stages[self.cell_stage(index)]
+        cdef Py_ssize_t H = s.cell.n_hidden
+        cdef object h = empty_2d(self.typenum, self.batch, H)
         if s.cell.kind != RECUR_LSTM:
             return (h,)
-        return h, cnp.PyArray_SimpleNewFromData(2, dims, self.typenum, <void *>f.c_first)
+        return h, empty_2d(self.typenum, self.batch, H)
+
+    cdef void move(self, Py_ssize_t index, tuple state, bint out) noexcept:
+        """Copy a cell stage's present state out into these arrays, or in from them."""
+        cdef Stage *s = &self.chain.stages[<Py_ssize_t>self.cell_stages[index]]
+        cdef recur_forward *f = &s.forward[self.chain.turn]  # h is the next step's h_first
+        cdef Py_ssize_t i
+        cdef void *mine
+        cdef cnp.ndarray array
+        for i in range(len(state)):
+            array = state[i]
+            mine = <void *>f.h_first if i == 0 else <void *>f.c_first
+            if out:
+                memcpy(data(array), mine, cnp.PyArray_NBYTES(array))
+            else:
+                memcpy(mine, data(array), cnp.PyArray_NBYTES(array))
+
+    cdef void leave(self, Py_ssize_t index) noexcept:
+        """The state of a cell stage lies elsewhere from now on."""
+        self.away += self.here[index]
+        self.here[index] = False
 
     @property
     def complete(self):
@@ -386,43 +420,38 @@ cdef class Stepper:
 
     def states(self):
         """Copies of each cell stage's state, in stage order: tuples of (B, H) arrays."""
-        self.wait()
-        try:
-            return tuple(self.copies(i) for i in range(len(self.cell_stages)))
-        finally:
-            self.inside = False
-
-    cdef tuple copies(self, Py_ssize_t index):
-        return tuple(a.copy() for a in self.state_of(self.cell_stages[index]))
-
-    def state(self, index):
-        """Copies of the state of the cell stage that is `index`-th among these."""
-        self.wait()
-        try:
-            return self.copies(index)
-        finally:
-            self.inside = False
-
-    def take_state(self, index):
-        """`state(index)`, which lies elsewhere from now on: no step until it is set again."""
-        self.wait()
-        try:
-            return self.taken(index)
-        finally:
-            self.inside = False
+        return self.copies(False)
 
     def take_states(self):
         """`states()`, which lie elsewhere from now on: no step until they are set again."""
-        self.wait()
-        try:
-            return tuple(self.taken(i) for i in range(len(self.cell_stages)))
-        finally:
-            self.inside = False
+        return self.copies(True)
 
-    cdef tuple taken(self, Py_ssize_t index):
-        cdef tuple state = self.copies(index)
-        self.away += self.here[index]
-        self.here[index] = False
+    cdef tuple copies(self, bint taken):
+        cdef Py_ssize_t i, n = len(self.cell_stages)
+        cdef tuple states = tuple([self.empty_state(i) for i in range(n)])
+        self.wait()
+        for i in range(n):
+            self.move(i, states[i], True)
+            if taken:
+                self.leave(i)
+        self.inside = False
+        return states
+
+    def state(self, index):
+        """Copies of the state of the cell stage that is `index`-th among these."""
+        return self.copy(index, False)
+
+    def take_state(self, index):
+        """`state(index)`, which lies elsewhere from now on: no step until it is set again."""
+        return self.copy(index, True)
+
+    cdef tuple copy(self, Py_ssize_t index, bint taken):
+        cdef tuple state = self.empty_state(index)
+        self.wait()
+        self.move(index, state, True)
+        if taken:
+            self.leave(index)
+        self.inside = False
         return state
 
     def set_state(self, index, state):
@@ -430,33 +459,28 @@ cdef class Stepper:
         state = tuple(state)
         self.check_state(index, state)
         self.wait()
-        try:
-            self.put(index, state)
-        finally:
-            self.inside = False
+        self.put(index, state)
+        self.inside = False
 
     def set_states(self, states):
         """Copy these in: one tuple of (B, H) arrays for each cell stage.  All or none."""
-        states = tuple(tuple(state) for state in states)
+        states = tuple([tuple(state) for state in states])
         if len(states) != len(self.cell_stages):
             raise ValueError(f"states has {len(states)} tuples, expected {len(self.cell_stages)}")
-        for index, state in enumerate(states):
-            self.check_state(index, state)
+        cdef Py_ssize_t i
+        for i in range(len(self.cell_stages)):
+            self.check_state(i, states[i])
         self.wait()
-        try:
-            for index, state in enumerate(states):
-                self.put(index, state)
-        finally:
-            self.inside = False
+        for i in range(len(self.cell_stages)):
+            self.put(i, states[i])
+        self.inside = False
 
     cdef int check_state(self, Py_ssize_t index, tuple state) except -1:
-        kernel = self.kernels[self.cell_stages[index]]
+        kernel = self.kernels[self.cell_stage(index)]
         (<CellKernel>kernel).check_state("state", state, self.batch)
         return 0
 
-    cdef int put(self, Py_ssize_t index, tuple state) except -1:
-        for mine, new in zip(self.state_of(self.cell_stages[index]), state):
-            mine[...] = new
+    cdef void put(self, Py_ssize_t index, tuple state) noexcept:
+        self.move(index, state, False)
         self.away -= not self.here[index]
         self.here[index] = True
-        return 0

@@ -44,7 +44,9 @@ class Carried(Live, Module):
     init_grad: str
     on_batch_change: str
     _init: Any
-    _lock: threading.Lock  # held during a call, or for a moment while the state is fetched
+    # Held during a call, or for a moment while the state is fetched.  A thread may hold it again: a
+    # signal's handler, or a finalizer, that reads the state in the middle of a call.
+    _lock: Any
     _readers: set[int]  # the threads that fetch the state, or wait to
     _stepper: Stepper | None = None  # the last that held it, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
@@ -157,7 +159,7 @@ class Carried(Live, Module):
 
     def hand_over(self, seat: Seat) -> bool:
         """Puts the state into a stream of several layers.  False if a call is under way."""
-        if not self._lock.acquire(blocking=False):
+        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
             return False
         try:
             state = self.__dict__["_state"]
@@ -406,5 +408,5 @@ class Carried(Live, Module):
         self._make_lock()
 
     def _make_lock(self) -> None:
-        object.__setattr__(self, "_lock", threading.Lock())
+        object.__setattr__(self, "_lock", threading.RLock())
         object.__setattr__(self, "_readers", set())

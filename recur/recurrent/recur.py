@@ -133,14 +133,16 @@ class Recur(Carried):
         truncate_every: int | None = None,
         remat: int | None = None,
     ) -> Any:
-        if not self._lock.acquire(False):
+        lock = self._lock
+        if lock._is_owned() or not lock.acquire(False):
             self._wait_for_reader()
         try:
             tape = current()
             y = None
             single = len(xs) == 1 and lengths is mask is truncate_every is remat is None
-            if self._live is not None:
-                if self._live.stepping:
+            live = self._live  # read once: a signal's handler may fetch the state from it
+            if live is not None:
+                if live.stepping:
                     raise self._inside_a_call()
                 y = self._streamed(xs[0]) if single and tape is None else None
                 if y is None:
@@ -153,11 +155,14 @@ class Recur(Carried):
                 calls.note(self, tape)
             return y
         finally:
-            self._lock.release()
+            lock.release()
 
     def _wait_for_reader(self) -> None:
-        """Gets the lock once readers of the state are done; raises if a call holds it."""
-        for _ in range(3):  # readers may come and go between two looks
+        """Gets the lock once readers of the state are done; raises if a call holds it.
+
+        Raises as well if this thread is in a call, or reads the state, further up.
+        """
+        for _ in range(0 if self._lock._is_owned() else 3):  # readers come and go between two looks
             if self._lock.acquire(timeout=1 if self._readers else 0):
                 return
         raise self._inside_a_call()
