@@ -98,7 +98,16 @@ INLINE VREAL NAME(widen_bytes)(const WEIGHT *p) {
 INLINE void NAME(load_row)(const int vectors, const WEIGHT *p, VREAL *w) {
     if (vectors == 4) {
         const VUINT words = NAME(load_words)(p);
+#if RECUR_VECTOR_BYTES == 64
+        /* Two by shuffles and two by masks, which more ports can run.  A word read from one byte
+           before has byte 2 on top: before the first row of a panel there are its scales. */
+        const VUINT earlier = NAME(load_words)(p - 1);
+        UNROLL for (int v = 0; v < 2; v++) w[v] = NAME(widen_byte)(words, v);
+        w[2] = (VREAL)_mm512_cvtepi32_ps((__m512i)(earlier & HIGH_BYTE));
+        w[3] = (VREAL)_mm512_cvtepi32_ps((__m512i)(words & HIGH_BYTE));
+#else
         UNROLL for (int v = 0; v < 4; v++) w[v] = NAME(widen_byte)(words, v);
+#endif
     } else {
         UNROLL for (int v = 0; v < vectors; v++) w[v] = NAME(widen_bytes)(p + v * LANES);
     }
