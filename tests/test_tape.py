@@ -427,6 +427,37 @@ def test_slices_of_a_sequence_cost_no_array_each():
     assert peak(sliced) < 3 * x.nbytes
 
 
+def test_a_cotangent_is_neither_copied_nor_written():
+    x, cotangent = np.ones((64, 500)), np.full((64, 500), 3.0)
+    with Tape() as tape:
+        t = tape.watch(x)
+        y = t * 2
+        tracemalloc.start()
+        tape.backward(y, cotangent)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        tape.backward(t, cotangent)  # a leaf's own gradient is not the caller's array
+        tape.backward(t + t, cotangent)
+    assert most < 1.5 * x.nbytes  # the gradient of x
+    np.testing.assert_array_equal(cotangent, np.full((64, 500), 3.0))
+    np.testing.assert_array_equal(t.grad, np.full((64, 500), 15.0))
+    assert not np.shares_memory(t.grad, cotangent)
+
+
+def test_an_operation_cannot_write_into_the_cotangent():
+    class Wrong(Op):
+        def backward(self, sweep, node, grads):
+            grads[0] *= 2
+
+    cotangent = np.ones(3)
+    with Tape() as tape:
+        t = tape.watch(np.ones(3))
+        (y,) = record(Wrong("wrong"), (t,), [np.ones(3)], ())
+        with pytest.raises(ValueError, match="read-only"):
+            tape.backward(y, cotangent)
+    np.testing.assert_array_equal(cotangent, np.ones(3))
+
+
 def test_a_slice_adds_in_place_into_one_buffer():
     made = []
 

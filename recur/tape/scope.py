@@ -261,7 +261,9 @@ class Tape:
                 )
             seed = np.ones(loss.shape, loss.dtype)
         else:
-            seed = np.array(peek(cotangent), loss.dtype)
+            # The caller's own memory where it fits: a sweep writes into no gradient it was given.
+            seed = np.require(peek(cotangent), loss.dtype, ("A", "E")).view()
+            seed.flags.writeable = False
             if seed.shape != loss.shape:
                 raise ShapeError(
                     f"{caller}: the cotangent has shape {seed.shape}, expected {loss.shape}, the "
