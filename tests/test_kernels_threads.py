@@ -142,6 +142,39 @@ def test_a_forked_child_starts_its_own_workers():
     same(work_through(kernel, 16), want)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_forked_in_the_middle_of_another_thread_s_call_works():
+    _kernels.set_num_threads(2)
+    kernel = build("lstm")
+    want = work_through(kernel, 16)
+    ended, failed = threading.Event(), []
+
+    def call():
+        while not ended.is_set():
+            work_through(kernel, 16)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        for i in range(12):
+            ended.wait(0.003 * (i % 5))
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                status = 1
+                try:
+                    same(work_through(kernel, 16), want)
+                    status = 0
+                finally:
+                    os._exit(status)
+            failed.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    finally:
+        ended.set()
+        thread.join()
+    assert not any(failed), failed
+
+
 def test_idle_workers_use_no_time():
     _kernels.set_num_threads(3)
     work_through(build("lstm"), 16)

@@ -100,6 +100,7 @@ static void forget_workers(void) { /* in the child of a fork */
     pool.lock = mutex;
     pool.job_posted = pool.job_done = condition;
     pool.busy = pool.workers = pool.wanted = pool.running = 0;
+    atomic_store(&pool.barrier.arrived, 0); /* another thread's job may have been under way */
 }
 
 static void start_workers(int wanted) { /* with the lock held; as many as the system grants */
