@@ -117,6 +117,38 @@ def test_a_model_called_while_its_own_thread_reads_its_state_is_refused_at_once(
     assert took and max(took) < 0.5
 
 
+class Interrupted:
+    """A lock at whose `acquire` Ctrl-C comes, once it has the lock."""
+
+    def __init__(self, lock):
+        self.lock = lock
+
+    def acquire(self, *args, **named):
+        self.lock.acquire(*args, **named)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name):
+        return getattr(self.lock, name)
+
+
+@pytest.mark.parametrize("build", [layer, chain])
+def test_a_call_that_is_interrupted_as_it_begins_does_not_block_the_next_ones(build):
+    m, twin = build(), build()
+    for x in X[:2]:
+        m(x), twin(x)
+    part = first(m)
+    lock = part._lock
+    object.__setattr__(part, "_lock", Interrupted(lock))
+    with pytest.raises(KeyboardInterrupt):
+        m(INTEGERS)
+    with pytest.raises(KeyboardInterrupt):
+        part.hand_over(None)
+    assert not lock._is_owned()
+    object.__setattr__(part, "_lock", lock)
+    for x in X[2:]:
+        assert np.array_equal(m(x), twin(x))
+
+
 @pytest.mark.parametrize("build", [layer, chain, named, stream])
 @pytest.mark.parametrize("act", ["call", "state", "set", "reset"])
 def test_a_model_that_a_collection_of_garbage_calls_does_not_hang(build, act):

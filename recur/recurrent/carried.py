@@ -159,9 +159,11 @@ class Carried(Live, Module):
 
     def hand_over(self, seat: Seat) -> bool:
         """Puts the state into a stream of several layers.  False if a call is under way."""
-        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
+        if self._lock._is_owned():
             return False
         try:
+            if not self._lock.acquire(blocking=False):
+                return False
             state = self.__dict__["_state"]
             if self._live is not None or state is START:
                 return False
@@ -169,7 +171,10 @@ class Carried(Live, Module):
             object.__setattr__(self, "_live", seat)
             return True
         finally:
-            self._lock.release()
+            try:
+                self._lock.release()
+            except RuntimeError:  # it was not given
+                pass
 
     @property
     def at_start(self) -> bool:

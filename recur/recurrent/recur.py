@@ -134,9 +134,11 @@ class Recur(Carried):
         remat: int | None = None,
     ) -> Any:
         lock = self._lock
-        if lock._is_owned() or not lock.acquire(False):
-            self._wait_for_reader()
+        if lock._is_owned():
+            raise self._inside_a_call()
         try:
+            if not lock.acquire(False):  # inside the try: Ctrl-C may come as it returns
+                self._wait_for_reader()
             tape = current()
             y = None
             single = len(xs) == 1 and lengths is mask is truncate_every is remat is None
@@ -155,14 +157,14 @@ class Recur(Carried):
                 calls.note(self, tape)
             return y
         finally:
-            lock.release()
+            try:
+                lock.release()
+            except RuntimeError:  # it was not given
+                pass
 
     def _wait_for_reader(self) -> None:
-        """Gets the lock once readers of the state are done; raises if a call holds it.
-
-        Raises as well if this thread is in a call, or reads the state, further up.
-        """
-        for _ in range(0 if self._lock._is_owned() else 3):  # readers come and go between two looks
+        """Gets the lock once readers of the state are done; raises if a call holds it."""
+        for _ in range(3):  # readers may come and go between two looks
             if self._lock.acquire(timeout=1 if self._readers else 0):
                 return
         raise self._inside_a_call()
