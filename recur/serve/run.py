@@ -99,9 +99,11 @@ def impatient(slow: float) -> type:
 
     uvicorn itself waits for ever for the head of a request.
     """
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    from uvicorn.protocols.http import auto
 
-    class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    protocol: Any = auto.AutoHTTPProtocol  # which of its two, uvicorn chooses as it is imported
+
+    class Impatient(protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.loop.call_later(slow, self._look, None)
