@@ -88,6 +88,13 @@ def test_what_does_not_fit_is_refused_and_nothing_moves(change, error, message):
     assert not any(block.any() for block in blocks)
 
 
+def test_a_block_that_is_none_is_refused():
+    block, start, one = np.zeros((4, 3)), np.array([0, 4]), np.zeros((1, 3))
+    for call in (gather_rows, scatter_rows):
+        with pytest.raises(TypeError, match=r"blocks\[1\] is None"):
+            call((block, None), start, np.array([0]), one)
+
+
 def test_read_only_memory_and_objects_are_refused():
     fixed = np.zeros((4, 3))
     fixed.flags.writeable = False

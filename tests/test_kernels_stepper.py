@@ -158,6 +158,8 @@ def test_stages_that_do_not_fit_are_refused():
     for stages in ([], ["tanh"]):
         with pytest.raises(ValueError, match="needs stages"):
             Stepper(stages, 1)
+    with pytest.raises(TypeError, match="named holds list and tuple, expected dict and list"):
+        Stepper(f32, 1, named=[([], ())])
     with pytest.raises(TypeError, match="watch holds int"):
         Stepper(f32, 1, watch=[3])
 

@@ -83,6 +83,8 @@ cdef int locate(Scattered *s, tuple blocks, cnp.ndarray starts, cnp.ndarray inde
     cdef cnp.ndarray block
     for b in range(s.blocks):
         block = blocks[b]
+        if block is None:
+            raise TypeError(f"blocks[{b}] is None, expected an array")
         check_block(block, rows)
         if written:
             check_writable(f"blocks[{b}]", block)

@@ -148,6 +148,10 @@ cdef class Stepper:
         self.check_stages()
         self.look_at(tuple(watch))
         self.named = tuple(named)
+        for names, held in self.named:
+            if not isinstance(names, dict) or not isinstance(held, list):
+                raise TypeError(f"named holds {type(names).__name__} and {type(held).__name__}, "
+                                "expected dict and list")
         self.lay_out()
 
     cdef int look_at(self, tuple watch) except -1:
