@@ -528,6 +528,55 @@ def mark_rows(
     blocks  as for `gather_rows`, of records NOTE
     """
 
+@final
+class SlotStepper:
+    """A chain of kernels that steps states where they lie, scattered over blocks of memory.
+
+    kernels  cell kernels, AffineKernels and activation names, all of one dtype, sizes chained
+    starts   the first row of each block, as for `gather_rows`
+    states   for every part of the state, in the order of the cells, its blocks of rows
+    answers  blocks of rows for the last answers; notes, blocks of records NOTE
+    most     rows that are stepped at once
+    watch    Version counters of everything that the kernels are snapshots of
+
+    Its bits are those of the kernels' own calls.  One thread at a time may be inside.
+    """
+
+    kernels: tuple[CellKernel | AffineKernel | ActivationName, ...]
+
+    def __init__(
+        self,
+        kernels: Sequence[CellKernel | AffineKernel | ActivationName],
+        starts: Array,
+        states: tuple[tuple[Array, ...], ...],
+        answers: tuple[Array, ...],
+        notes: tuple[Array, ...],
+        most: int,
+        *,
+        watch: Sequence[Version] = (),
+    ) -> None: ...
+    @property
+    def fresh(self) -> bool:
+        """False once a watched counter moved: build anew."""
+
+    def step(
+        self,
+        index: Array,
+        x: Any,
+        clock: Callable[[], float],
+        digests: Array | None = None,
+        out: Array | None = None,
+    ) -> Array | None:
+        """One step of the slots index (n,) int64, without repeats: answers (R, n), new or `out`.
+
+        x      (I, n), or (I,) for one slot, float32 or float64, of any strides
+        clock  gives the time that is noted; called right before the step
+
+        The blocks of answers and notes are written, too, the notes as by `mark_rows`.  Returns None
+        and changes nothing on any other x or out, where their memory may overlap, when it is not
+        `fresh`, and while another thread is inside.  ValueError for an index out of range.
+        """
+
 def hash_rows(rows: Array) -> Array:
     """A hash of each row's bytes, never 0: rows (n, ...) of any dtype -> (n,) uint64.
 

@@ -352,10 +352,99 @@ def test_s8_the_stored_answer_survives_a_snapshot(rng):
 
 def test_s11_a_whole_stretch_of_streams_is_stepped_where_it_lies(rng, monkeypatch):
     pool, names = opened(models()["two layers"], 64)
-    monkeypatch.setattr(pool, "_gather", lambda places: pytest.fail("states were copied"))
+    monkeypatch.setattr(pool._advance, "_gather", lambda places: pytest.fail("states were copied"))
     pool.step(names, np.ones((5, 64), np.float32))
     pool.step(names[10:20], np.ones((5, 10), np.float32))
     pool.step(names[10:11], np.ones((5, 1), np.float32))
+
+
+@pytest.mark.parametrize("model", [
+    models()["two layers"], Chain(GRU(5, 6), Dense(6, 4, recur.tanh), LSTM(4, 3), Dense(3, 2)),
+], ids=["layers", "head"])  # fmt: skip
+def test_s11_after_the_first_step_every_other_is_one_call(model, rng, monkeypatch):
+    pool, names = opened(model, 20, capacity=8)
+    X = rng.standard_normal((5, 20, 6)).astype(np.float32)
+    expected = alone(model, X)
+    pool.step(names, X[..., 0])
+    monkeypatch.setattr(pool.plan, "step", lambda *x: pytest.fail("the states were taken out"))
+    order = rng.permutation(20)
+    some = [names[i] for i in order]
+    for t in range(1, 5):
+        numbers = None if t < 3 else np.full(20, t + 1)
+        assert np.array_equal(
+            pool.step(some, X[:, order, t], numbers=numbers), expected[:, order, t]
+        )
+    for _ in range(2):  # the last one again
+        y = pool.step(some, X[:, order, 4], numbers=np.full(20, 5))
+        assert np.array_equal(y, expected[:, order, 4])
+    names += ["new"]
+    pool.open("new")  # in a block that the pool has or has not yet
+    assert np.array_equal(pool.step(names[:20], X[..., 5]), expected[..., 5])
+
+
+def test_new_weights_answer_from_the_next_step_on(rng):
+    model = models()["two layers"]
+    pool, names = opened(model, 4)
+    X = rng.standard_normal((5, 4)).astype(np.float32)
+    for _ in range(3):
+        pool.step(names, X)
+    state = pool.state(names)
+    for p in recur.params(model):
+        p[...] = np.asarray(p) / 2
+    other, _ = opened(model, 4)
+    other.set_state(names, state)
+    assert np.array_equal(pool.step(names, X), other.step(names, X))
+
+
+@pytest.mark.parametrize("value", [np.full((4, 6), 0.25, np.float32), None], ids=["W", "b"])
+def test_a_weight_that_is_put_in_anothers_place_answers_from_the_next_step_on(value, rng):
+    model = Chain(LSTM(5, 6), Dense(6, 4, recur.tanh))
+    model[1].bias[...] = 1
+    pool, names = opened(model, 4)
+    X = rng.standard_normal((5, 4)).astype(np.float32)
+    for _ in range(3):
+        before = pool.step(names, X)
+    state = pool.state(names)
+    setattr(model[1], "bias" if value is None else "weight", value)
+    other, _ = opened(model, 4)
+    other.set_state(names, state)
+    y = pool.step(names, X)
+    assert np.array_equal(y, other.step(names, X)) and not np.array_equal(y, before)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_s13_a_step_allocates_its_answer_and_with_out_nothing(order, rng):
+    pool, names = opened(LSTM(64, 256), 100)
+    slots = pool.slots(names[::order])
+    X, out = np.ones((64, 100), np.float32), np.empty((100, 256), np.float32).T
+
+    def peak(action):
+        for _ in range(5):
+            action()
+        gc.collect()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        action()
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        assert peak(lambda: pool.step(slots, X)) < out.nbytes + 2048
+        assert peak(lambda: pool.step(slots, X, out=out)) < 2048
+        assert peak(lambda: pool.step(slots, X.T.copy().T, out=out)) < X.nbytes + 2048
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(out, pool.state(slots)[""].h)
+
+
+def test_out_may_be_the_input(rng):
+    pool, names = opened(LSTM(4, 4), 600)
+    other, _ = opened(pool.model, 600)
+    X = rng.standard_normal((4, 600)).astype(np.float32)
+    for _ in range(3):
+        y = other.step(names, X)
+        assert pool.step(names, X, out=X) is X
+        assert np.array_equal(X, y)
 
 
 def test_s11_any_subset_is_one_call_of_the_kernel(rng, monkeypatch):

@@ -7,7 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from recur._kernels import NOTE, gather_rows, mark_rows, scatter_rows
+from recur._kernels import NOTE, SlotStepper, gather_rows, mark_rows, scatter_rows
+
+# Slots that step at once: what a step of them gathers stays in the second cache.
+CHUNK = 512
 
 Name: TypeAlias = "str | int"
 
@@ -67,6 +70,7 @@ class Blocks:
         self._begins = np.empty(0, np.int64)  # the same as an array
         self._blocks: list[dict[Name, np.ndarray]] = []
         self._arrays: dict[Name, tuple[np.ndarray, ...]] = {}  # of every column, block by block
+        self.stepper: SlotStepper | None = None  # steps in these arrays: see `stepper_of`
         self._capacity = 0
         self._used = 0  # slots from here on were never used
         self._free: list[int] = []
@@ -104,6 +108,7 @@ class Blocks:
         self._line_up()
 
     def _line_up(self) -> None:
+        self.stepper = None
         self._arrays = {name: tuple(b[name] for b in self._blocks) for name in self.columns}
 
     def add_column(self, name: Name, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -168,6 +173,12 @@ class Blocks:
         """Notes that these slots were stepped: see `mark_rows`."""
         if places.count:
             mark_rows(self._arrays["note"], self._begins, places.index, now, digests)
+
+    def stepper_of(self, kernels: list[Any], n: int, watch: tuple[Any, ...]) -> SlotStepper:
+        """Steps the states, which are the columns 0 to n - 1, and notes all about it."""
+        states = tuple(self._arrays[i] for i in range(n))
+        answers, notes = self._arrays["answer"], self._arrays["note"]
+        return SlotStepper(kernels, self._begins, states, answers, notes, CHUNK, watch=watch)
 
     def each(self, name: Name) -> Iterator[tuple[int, np.ndarray]]:
         """The first slot and the column of every block, up to the last slot that was ever used."""

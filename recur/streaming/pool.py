@@ -11,15 +11,12 @@ import numpy as np
 
 from recur._kernels import hash_rows
 from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownStream
+from recur.streaming.advance import Advance
 from recur.streaming.blocks import Blocks, Name, Places, rows_of, slot_columns
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
 from recur.streaming.slots import Id, Slots, check_tag, listed
 from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
-from recur.streaming.stages import Scratch
-
-# Streams that step at once: what a step of them gathers stays in the second cache.
-CHUNK = 512
 
 
 class Pool:
@@ -43,8 +40,7 @@ class Pool:
         self._blocks = Blocks(slot_columns(self.plan.parts), capacity)
         self._slots: dict[Id, int] = {}
         self._lock = threading.RLock()
-        self._scratch: Scratch = {}
-        self._gathered: list[np.ndarray] = []
+        self._advance = Advance(self.plan, self._blocks)
         self._departures = 0
         self._last_epoch = 0
 
@@ -273,6 +269,10 @@ class Pool:
         """
         with self._lock:
             names, places = self._resolve(ids)
+            if numbers is None and epochs is None:
+                answered = self._at_once(names, places, X, None, out)
+                if answered is not None:
+                    return answered
             rows = self.plan.rows(X, places.count)
             if epochs is not None:
                 self._check_epochs(names, places, epochs)
@@ -281,19 +281,28 @@ class Pool:
             if numbers is not None:
                 again = self._check_numbers(names, places, np.asarray(numbers), digest)
             if again is None:
-                answers = self._advance(names, places, rows, digest)
+                answers = self._stepped(names, places, rows, digest, out)
             else:
                 answers = self._advance_some(names, places, rows, digest, ~again)
-            if out is None:
-                return answers.T
-            if out.shape != answers.T.shape:
+            if out is None or answers is out:
+                return answers
+            if out.shape != answers.shape:
                 # The answers are stored: the same numbers give them again.
                 raise ShapeError(
                     f"{self.title}: out has shape {out.shape}, the answers have "
-                    f"{answers.T.shape}. The steps were taken."
+                    f"{answers.shape}. The steps were taken."
                 )
-            out[...] = answers.T
+            out[...] = answers
             return out
+
+    def _at_once(
+        self, names: Sequence[Id], places: Places, X: Any, digest: Any, out: np.ndarray | None
+    ) -> np.ndarray | None:
+        """The whole step in one call: answers (n_out, N), new or `out`; None, if it takes more."""
+        answers = self._advance.at_once(places, X, self._clock, digest, out)
+        if answers is not None:
+            self._finished(names, places)
+        return answers
 
     def _check_epochs(self, names: Sequence[Id], places: Places, epochs: Any) -> None:
         held = self._get("epoch", places)
@@ -367,62 +376,30 @@ class Pool:
         at = np.flatnonzero(fresh)
         if len(at):
             some = self._blocks.places(places.index[at])
-            self._advance([names[i] for i in at.tolist()], some, rows[at], digest[at])
+            self._stepped([names[i] for i in at.tolist()], some, rows[at], digest[at], None)
         self._finished(names, places)
-        return np.array(self._get("answer", places))
+        return np.array(self._get("answer", places)).T
 
-    def _advance(
-        self, names: Sequence[Id], places: Places, rows: np.ndarray, digest: Any
+    def _stepped(
+        self,
+        names: Sequence[Id],
+        places: Places,
+        rows: np.ndarray,
+        digest: Any,
+        out: np.ndarray | None,
     ) -> np.ndarray:
-        """Steps these streams and notes everything about it; answers (N, n_out), new."""
+        """Steps these streams and notes everything about it; answers (n_out, N), new or `out`."""
         if places.count == 0:
-            return self._nothing()
-        answers = self._stepped(places, rows)
+            return self._nothing().T
+        answered = self._at_once(names, places, rows.T, digest, out)
+        if answered is not None:
+            return answered
+        answers = self._advance.answers(places, rows)
         self._know_answer(answers.shape[1:], answers.dtype)
         self._blocks.put("answer", places, answers)
         self._blocks.mark(places, self._clock(), digest)
         self._finished(names, places)
-        return answers
-
-    def _stepped(self, places: Places, rows: np.ndarray) -> np.ndarray:
-        """One step of any streams: answers (N, n_out), new.
-
-        States that lie one after the other are stepped where they are, others are gathered and
-        scattered by the kernels.
-        """
-        n = places.count
-        if n <= CHUNK or not self.plan.sealed:
-            return self._chunk(places, rows).copy()
-        answers = None
-        for start in range(0, n, CHUNK):
-            some = slice(start, start + CHUNK)
-            y = self._chunk(self._blocks.part(places, some), rows[some])
-            if answers is None:
-                answers = np.empty((n, *y.shape[1:]), y.dtype)
-            answers[some] = y
-        assert answers is not None
-        return answers
-
-    def _chunk(self, places: Places, rows: np.ndarray) -> np.ndarray:
-        """Answers to one call of the kernels; they may be a part of the state or of the scratch."""
-        block, span = places.block, places.rows
-        if block is not None and self.plan.sealed:
-            state = [block[i][span] for i in range(len(self.plan.parts))]
-            return self.plan.step(rows, state, self._scratch)
-        state = self._gather(places)
-        answers = self.plan.step(rows, state, self._scratch)
-        for i, part in enumerate(state):
-            self._blocks.put(i, places, part)
-        return answers
-
-    def _gather(self, places: Places) -> list[np.ndarray]:
-        n = places.count
-        if not self._gathered or len(self._gathered[0]) < n:
-            self._gathered = self.plan.empty(n)
-        state = [part[:n] for part in self._gathered]
-        for i, part in enumerate(state):
-            self._blocks.get(i, places, part)
-        return state
+        return answers.T
 
     def _finished(self, names: Sequence[Id], places: Places) -> None:
         """Called after every step."""

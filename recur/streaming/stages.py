@@ -154,7 +154,8 @@ class DenseStage(Stage):
         if isinstance(self.layer, CompressedDense):
             return (self.layer.change_counter(),)
         params = [p for p in (self.layer.weight, self.layer.bias) if p is not None]
-        return tuple(counter for p in params for counter in p.counters)
+        written = (counter for p in params for counter in p.counters)
+        return (self.layer.change_counter(), *written)
 
 
 class LayerStage(Stage):
