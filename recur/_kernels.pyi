@@ -290,6 +290,14 @@ class Stepper:
         while a state is taken, and while another thread is inside: take the general path then.
         """
 
+    def run(self, X: Array, out: Array | None = None) -> Array | None:
+        """T steps: X (I, T) when batch is 1, or (I, B, T) -> (R, T) or (R, B, T), as one by one.
+
+        X and out as in `__call__`.  The first call allocates memory for the results in between, of
+        at most 256 steps.  None, and nothing changed, where a step would give None, and if the
+        memory of X and out may overlap.
+        """
+
     def states(self) -> tuple[State, ...]:
         """Copies of the state of each cell stage, in stage order: tuples of (B, H) arrays."""
 

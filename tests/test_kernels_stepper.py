@@ -1,5 +1,8 @@
 """A Stepper: a chain of kernels stepped by one call, with the state inside."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -143,6 +146,82 @@ def test_a_raised_version_makes_it_stale():
     np.testing.assert_array_equal(stepper.states()[0][0], before[0][0])
     versions[1].count = 5
     assert stepper(x) is not None
+
+
+@pytest.mark.parametrize("B", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_run_has_the_bits_of_its_steps_for_every_layout_of_x_and_out(B, dtype, rng):
+    layers = {
+        "cell": [RNNKernel(np.ones((1, 2), dtype), np.ones((1, 1), dtype), None)],
+        "chain": [
+            LSTMKernel(*(rng.standard_normal((20, n)).astype(dtype) for n in (2, 5)), None),
+            AffineKernel(rng.standard_normal((3, 5)).astype(dtype), None),
+            "tanh",
+            GRUKernel(*(rng.standard_normal((18, n)).astype(dtype) for n in (3, 6)), None),
+        ],
+    }
+    T = 1030  # several blocks of a model that keeps the GIL for all of them
+    for stages in layers.values():
+        one, many = Stepper(stages, B), Stepper(stages, B)
+        for given in (dtype, np.float32, np.float64):
+            X = rng.standard_normal((T, B, 2)).astype(given)
+            want = np.stack([one(np.ascontiguousarray(x.T)) for x in X], -1)
+            got = many.run(X.T)
+            assert got.flags.f_contiguous and np.array_equal(got, want)
+            want = np.stack([one(np.ascontiguousarray(x.T)) for x in X], -1)
+            out = np.empty(want.shape, dtype)
+            assert many.run(np.ascontiguousarray(X.T), out) is out and np.array_equal(out, want)
+            want = np.stack([one(np.ascontiguousarray(x.T)) for x in X[::-2]], -1)
+            out = np.empty((3, *want.shape), dtype).T[..., 1].T
+            assert many.run(X[::-2].T, out) is out and np.array_equal(out, want)
+        for a, b in zip(one.states(), many.states(), strict=True):
+            assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+        assert one.steps == many.steps
+        assert many.run(X[:0].T).shape == (want.shape[0], B, 0)
+
+
+def test_a_run_gives_none_and_changes_nothing_for_what_it_does_not_take(rng):
+    stepper = Stepper([LSTMKernel(*(rng.standard_normal((20, 5)),) * 2, None)], 2)
+    X = rng.standard_normal((5, 2, 7))
+    stepper.run(X)
+    before = stepper.states()
+    locked = np.empty((5, 2, 7))
+    locked.flags.writeable = False
+    raw = np.empty(5 * 2 * 7 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(5, 2, 7)
+    outs = [np.empty(s) for s in [(5, 2, 6), (5, 3, 7), (4, 2, 7), (5, 14), (5, 2, 7, 1)]]
+    outs += [np.empty((5, 2, 7), np.float32), np.empty((5, 2, 7), ">f8"), locked, raw, X, X[::-1]]
+    outs += [[1.0], np.ma.masked_array(np.empty((5, 2, 7)))]
+    for out in outs:
+        assert stepper.run(X, out) is None
+    for x in (X[:4], X[:, :1], X[:, 0], X[..., None], X.astype(int), X.tolist(), None):
+        assert stepper.run(x) is None
+    assert stepper.steps == 7
+    for a, b in zip(before[0], stepper.states()[0], strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
+def test_a_run_without_memory_for_its_blocks_raises_and_leaves_the_state_and_the_stepper_usable():
+    import resource
+
+    wide = AffineKernel(np.ones((500_000, 1), np.float32), None)  # 256 steps of it: 512 MB
+    stepper = Stepper([RNNKernel(*(np.ones((1, 1), np.float32),) * 2, None), wide], 1)
+    X = np.ones((1, 3), np.float32)
+    stepper(X[:, 0])
+    before = stepper.states()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + (200 << 20), limits[1])
+    )
+    try:
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                stepper.run(X)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert stepper.steps == 1 and np.array_equal(stepper.states()[0][0], before[0][0])
+    assert stepper.run(X) is not None and stepper.steps == 4
 
 
 def test_stages_that_do_not_fit_are_refused():

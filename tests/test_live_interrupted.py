@@ -188,3 +188,42 @@ def test_a_model_that_a_collection_of_garbage_calls_does_not_hang(build, act):
         gc.set_threshold(*before)
         gc.callbacks.remove(finalizer)
     assert m(X[0]).shape == (5 if build is layer else 2,)
+
+
+@pytest.mark.parametrize("build", [layer, stream])
+def test_a_model_that_a_collection_calls_while_a_sequence_is_run_does_not_hang(build):
+    S = X.T[:, None, :]
+    calls, inside, models = [], [], []
+
+    def finalizer(phase, info):
+        if threading.current_thread().name == WORKER and not inside:
+            inside.append(True)
+            calls.append(1)
+            with contextlib.suppress(StateError, Busy):  # it comes in the middle of another call
+                for m in models[-1:]:
+                    run(m, S)
+            inside.clear()
+
+    def run(m, S):
+        return m.run(S) if isinstance(m, Stream) else m(S)
+
+    def work():
+        keep = []
+        for _ in range(30):
+            models.append(build())
+            for x in X[:4]:  # the next run is its stepper's first
+                models[-1](x)
+            for _ in range(3):
+                keep.append([])
+                run(models[-1], S)
+        return len(calls)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(finalizer)
+    gc.set_threshold(1, 1, 1)
+    try:
+        assert ends(work)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(finalizer)
+    assert run(models[-1], S).shape == (5 if build is layer else 2, 1, len(X))

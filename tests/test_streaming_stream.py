@@ -298,26 +298,77 @@ def test_s12_a_stream_never_records_and_never_grows(in_scope):
             assert tape.live == 0
 
 
-def test_s13_a_step_allocates_no_more_than_its_answer_and_with_out_keeps_nothing(rng):
-    stream = Stream(LSTM(64, 1024))
-    x, out = np.ones(64, np.float32), np.empty(1024, np.float32)
-
-    def peak(action):
-        for _ in range(5):
-            action()
-        gc.collect()
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
+def _peak(action):
+    """The most bytes that Python and NumPy held at once in a call, beyond those before it."""
+    for _ in range(5):
         action()
-        return tracemalloc.get_traced_memory()[1] - before
+    gc.collect()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    action()
+    return tracemalloc.get_traced_memory()[1] - before
 
+
+@pytest.mark.parametrize("name", ["layer", "chain"])
+def test_s13_a_step_allocates_its_answer_alone_and_with_out_nothing(name):
+    models = {"layer": LSTM(64, 1024), "chain": Chain(LSTM(64, 32), recur.Dense(32, 1024))}
+    stream = Stream(models[name])
+    x, X = np.ones(64, np.float32), np.ones((64, 300), np.float32)
+    out, Out = np.empty(1024, np.float32), np.empty((1024, 300), np.float32)
     tracemalloc.start()
     try:
-        assert peak(lambda: stream(x)) < out.nbytes + 2048
-        assert peak(lambda: stream(x, out)) < out.nbytes + 2048
+        nothing = _peak(lambda: None)
+        assert out.nbytes <= _peak(lambda: stream(x)) - nothing < out.nbytes + 400
+        assert _peak(lambda: stream(x, out)) - nothing < 100  # the tuple of the arguments
+        assert Out.nbytes <= _peak(lambda: stream.run(X)) - nothing < Out.nbytes + 600
+        assert _peak(lambda: stream.run(X, Out)) - nothing < 300  # the frames of Python's call
         assert _grown(lambda: stream(x, out), 100) < 512
     finally:
         tracemalloc.stop()
+
+
+def test_s13_an_out_that_cannot_take_the_answer_is_refused_and_nothing_moves(rng):
+    model = LSTM(5, 5)
+    x, X = rng.standard_normal(5).astype(np.float32), np.ones((5, 8), np.float32)
+    locked = np.empty(5, np.float32)
+    locked.flags.writeable = False
+    for warm in (0, 3):
+        stream = Stream(model)
+        for _ in range(warm):
+            stream(x)
+        before = Stream.restore(model, stream.fork().snapshot())
+        for _ in range(warm):
+            stream(x), before(x)
+        for out in (np.empty(5), np.empty((5, 1), np.float32), np.empty(6, np.float32), locked, x):
+            with pytest.raises(ShapeError, match="out"):
+                stream(x, out)
+        for out in (np.empty((5, 8)), np.empty((5, 7), np.float32), X, X[:, ::-1]):
+            with pytest.raises(ShapeError, match="out"):
+                stream.run(X, out)
+        assert stream.snapshot() == before.snapshot()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_s13_answers_go_into_any_strides_and_are_those_without_out(dtype, rng):
+    model = Chain(LSTM(5, 6, dtype=dtype), recur.Dense(6, 4, dtype=dtype))
+    one, other = Stream(model), Stream(model)
+    memory = np.zeros((700, 11, 2), dtype)
+    X = rng.standard_normal((5, 700))
+    for form in (X, np.asfortranarray(X), X[:, None], X.astype(np.float32)):
+        for _ in range(3):
+            want = one.run(form)
+            out = memory[:, 1:9:2, 1].T
+            out = out if form.ndim == 2 else out[:, None]
+            assert other.run(form, out) is out and np.array_equal(out, want)
+            column = memory[::7, 3, 0][:4]
+            assert other(X[:, 3], column) is column
+            assert np.array_equal(column, one(X[:, 3]))
+    assert one.steps == other.steps == 4 * 3 * 701
+    with pytest.raises(ShapeError, match="out has"):
+        other(X[:, :1], np.empty((4, 5), dtype))
+    with pytest.raises(ShapeError, match="out has"):
+        other.run(X[:, None], np.empty((4, 7, 700), dtype))
+    assert np.array_equal(one(X[:, 0]), other(X[:, 0]))
 
 
 def test_s13_streams_of_one_model_run_in_many_threads(rng):

@@ -92,6 +92,8 @@ cdef object answer_layer(object self, object xs, PyObject *named):
         live = (<Live>self).holder()
         if type(live) is Stepper:
             y = (<Stepper>live).step(<object>PyTuple_GET_ITEM(xs, 0), None)
+            if y is None:
+                y = (<Stepper>live).run_layer(<object>PyTuple_GET_ITEM(xs, 0))
             if y is not None:
                 return y
     return call_in_python(self, xs, named)

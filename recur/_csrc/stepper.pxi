@@ -33,7 +33,9 @@ cdef struct Stage:
     const void *x[2]
     void *y[2]
     Py_ssize_t size             # numbers in y
-    int threads
+    recur_forward block         # of a cell, for several steps: see `run`
+    void *block_x
+    void *block_y
 
 
 cdef struct Chain:
@@ -41,6 +43,7 @@ cdef struct Chain:
     Stage *stages
     Py_ssize_t count, batch
     int turn
+    Py_ssize_t steps            # of the block under way
 
 
 cdef void run_stage(Chain *chain, Stage *stage, int id, int count, void *barrier) noexcept nogil:
@@ -63,11 +66,31 @@ cdef void run_chain(void *context, int id, int count, void *barrier) noexcept no
             recur_barrier(barrier)
 
 
+cdef void run_block(void *context, int id, int count, void *barrier) noexcept nogil:
+    cdef Chain *chain = <Chain *>context
+    cdef Stage *s
+    cdef Py_ssize_t i
+    for i in range(chain.count):
+        s = &chain.stages[i]
+        if s.cell != NULL:
+            s.table.forward(s.cell, &s.block, id, count, barrier)
+        elif s.packed != NULL:
+            s.table.product(&s.layout, s.packed, s.bias, NULL, s.block_x, s.layout.depth,
+                            chain.steps * chain.batch, s.block_y, id, count)
+        elif id == 0:
+            s.table.map(s.function, s.block_x, s.block_y, chain.steps * s.size)
+        if count > 1:
+            recur_barrier(barrier)
+
+
 cdef void copy_in(const char *x, Py_ssize_t step, bint is_double, void *to, bint to_double,
                   Py_ssize_t n) noexcept nogil:
     """n numbers `step` bytes apart into contiguous memory, converted."""
     cdef Py_ssize_t i
     cdef double value
+    if is_double == to_double and step == (8 if is_double else 4):
+        memcpy(to, x, n * step)
+        return
     for i in range(n):
         value = (<double *>x)[0] if is_double else (<float *>x)[0]
         if to_double:
@@ -81,6 +104,9 @@ cdef void copy_out(const char *source, Py_ssize_t item, char *to, Py_ssize_t ste
                    Py_ssize_t n) noexcept nogil:
     """n contiguous numbers to places `step` bytes apart."""
     cdef Py_ssize_t i
+    if step == item:
+        memcpy(to, source, n * item)
+        return
     for i in range(n):
         if item == 8:
             (<double *>to)[0] = (<const double *>source)[i]
@@ -103,6 +129,62 @@ cdef bint holds(dict names, list values) noexcept:
         return True
 
 
+# An array of steps, (F, T) or (F, B, T): bytes from feature to feature, sample to sample, time to
+# time.
+cdef struct Steps:
+    char *data
+    Py_ssize_t feature, sample, time
+    bint is_double
+
+
+cdef Steps steps_of(cnp.ndarray a) noexcept:
+    cdef int ndim = cnp.PyArray_NDIM(a)
+    cdef Steps steps
+    steps.data = <char *>cnp.PyArray_DATA(a)
+    steps.feature = cnp.PyArray_STRIDE(a, 0)
+    steps.sample = cnp.PyArray_STRIDE(a, 1)  # of no account where there is one sample
+    steps.time = cnp.PyArray_STRIDE(a, ndim - 1)
+    steps.is_double = cnp.PyArray_TYPE(a) == cnp.NPY_FLOAT64
+    return steps
+
+
+cdef bint is_rows(const Steps *a, Py_ssize_t item, Py_ssize_t batch, Py_ssize_t width) noexcept:
+    """Whether the steps lie in memory as kernels read and write them: (T, B, F), contiguous."""
+    return (a.is_double == (item == 8) and a.feature == item
+            and (batch == 1 or a.sample == width * item) and a.time == batch * width * item)
+
+
+cdef void copy_steps(const Steps *x, Py_ssize_t first, Py_ssize_t n, Py_ssize_t batch,
+                     Py_ssize_t width, char *to, bint to_double) noexcept nogil:
+    """Steps [first, first + n) into contiguous rows (n, batch, width), converted."""
+    cdef Py_ssize_t item = 8 if to_double else 4, row = batch * width, t, b, i, start, stop
+    cdef const char *source
+    if x.is_double != to_double or x.feature == item:
+        for t in range(n):
+            for b in range(batch):
+                copy_in(x.data + b * x.sample + (first + t) * x.time, x.feature, x.is_double,
+                        to, to_double, width)
+                to += width * item
+        return
+    # a few features of all steps after one another: the lines that hold them stay in cache
+    for b in range(batch):
+        for start in range(0, width, 16):
+            stop = min(start + 16, width)
+            for t in range(n):
+                source = x.data + b * x.sample + (first + t) * x.time + start * x.feature
+                for i in range(t * row + b * width + start, t * row + b * width + stop):
+                    if to_double:
+                        (<double *>to)[i] = (<const double *>source)[0]
+                    else:
+                        (<float *>to)[i] = (<const float *>source)[0]
+                    source += x.feature
+
+
+cdef inline Py_ssize_t aligned(Py_ssize_t size) noexcept:
+    """Room for so many bytes from one cache line on."""
+    return (size + 63) // 64 * 64
+
+
 @cython.final
 cdef class Stepper:
     """A chain of kernels stepped by one call, with its recurrent state inside.
@@ -116,6 +198,10 @@ cdef class Stepper:
 
     cdef Chain chain
     cdef Buffer stages, memory, watched
+    cdef Buffer blocks             # what `run` needs, from its first call on
+    cdef Py_ssize_t block_size, block_scratch  # its bytes; where the cells' scratch begins
+    cdef char *block_in            # in it, where X and Y go that do not lie as rows
+    cdef char *block_out
     cdef readonly tuple kernels
     cdef tuple watch, named
     cdef int typenum
@@ -153,6 +239,7 @@ cdef class Stepper:
                 raise TypeError(f"named holds {type(names).__name__} and {type(held).__name__}, "
                                 "expected dict and list")
         self.lay_out()
+        self.size_blocks()
 
     cdef int look_at(self, tuple watch) except -1:
         cdef Py_ssize_t i
@@ -191,7 +278,7 @@ cdef class Stepper:
         for stage in self.kernels:
             widths.append(widths[len(widths) - 1] if isinstance(stage, str) else stage.n_out)
         # each block starts on a cache line, so that a stage's stores meet no other stage's loads
-        blocks = [(B * n * item + 63) // 64 * 64 for n in widths]
+        blocks = [aligned(B * n * item) for n in widths]
         needed = blocks[0] + sum(6 * block for block in blocks[1:])
         self.memory = Buffer(max(needed, 1))
         memset(self.memory.data, 0, needed)
@@ -291,7 +378,7 @@ cdef class Stepper:
             return None
         if self.batch != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)):
             return None
-        if out is not None and not self.is_answer(out, ndim):
+        if out is not None and not self.is_answer(out, ndim, -1):
             return None
         cdef cnp.ndarray y = self.new_answer(ndim) if out is None else out
         if not self.enter():
@@ -300,19 +387,24 @@ cdef class Stepper:
             self.inside = False
             return None
         self.take(array, ndim)
-        self.run()
+        self.run_step()
         self.give(y, ndim)
         self.steps += 1
         self.inside = False
         return y
 
-    cdef bint is_answer(self, object out, int ndim):
+    cdef bint is_answer(self, object out, int ndim, Py_ssize_t steps):
+        """Whether it can take the answer of one step, where steps is -1, or of so many."""
         if not (cnp.PyArray_CheckExact(out) and cnp.PyArray_NDIM(<cnp.ndarray>out) == ndim
                 and cnp.PyArray_TYPE(<cnp.ndarray>out) == self.typenum
                 and cnp.PyArray_ISBEHAVED(<cnp.ndarray>out)):
             return False
         if cnp.PyArray_DIM(<cnp.ndarray>out, 0) != self.n_out:
             return False
+        if steps >= 0:
+            ndim -= 1
+            if cnp.PyArray_DIM(<cnp.ndarray>out, ndim) != steps:
+                return False
         return ndim == 1 or cnp.PyArray_DIM(<cnp.ndarray>out, 1) == self.batch
 
     cdef cnp.ndarray new_answer(self, int ndim):
@@ -320,6 +412,163 @@ cdef class Stepper:
         dims[0] = self.n_out
         dims[1] = self.batch
         return cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
+
+    def run(self, X, out=None):
+        """T steps: X (I, T) when batch is 1, or (I, B, T) -> (R, T) or (R, B, T), as one by one.
+
+        X and out as in `__call__`.  Returns None, and changes nothing, where a step would, and if
+        the two may overlap.
+        """
+        return self.run_steps(X, out)
+
+    cdef object run_layer(self, object X):
+        """`run` for (I, B, T) through one cell, None where the general path may be faster."""
+        if self.chain.count > 1 or not cnp.PyArray_CheckExact(X) or cnp.PyArray_NDIM(X) != 3:
+            return None
+        cdef Steps x = steps_of(X)
+        if self.batch >= SMALL_BATCH and not is_rows(
+                &x, self.chain.table.item, self.batch, self.n_in):
+            return None
+        return self.run_steps(X, None)
+
+    cdef object run_steps(self, object X, object out):
+        if not cnp.PyArray_CheckExact(X):
+            return None
+        cdef cnp.ndarray array = X
+        cdef int ndim = cnp.PyArray_NDIM(array), given = cnp.PyArray_TYPE(array)
+        if given != cnp.NPY_FLOAT32 and given != cnp.NPY_FLOAT64:
+            return None
+        if not cnp.PyArray_ISBEHAVED_RO(array):
+            return None
+        if ndim < 2 or ndim > 3 or cnp.PyArray_DIM(array, 0) != self.n_in:
+            return None
+        if self.batch != (1 if ndim == 2 else cnp.PyArray_DIM(array, 1)):
+            return None
+        cdef Py_ssize_t T = cnp.PyArray_DIM(array, ndim - 1)
+        cdef cnp.npy_intp dims[3]
+        dims[0] = self.n_out
+        dims[1] = self.batch
+        dims[ndim - 1] = T
+        cdef cnp.ndarray Y
+        if out is None:
+            Y = cnp.PyArray_EMPTY(ndim, dims, self.typenum, 1)
+        elif self.is_answer(out, ndim, T) and not may_overlap(X, out):
+            Y = out
+        else:
+            return None
+        cdef Buffer blocks = None
+        if self.blocks is None:
+            blocks = Buffer(self.block_size)
+        if not self.enter():
+            return None
+        if self.away or not self.is_fresh():
+            self.inside = False
+            return None
+        if self.blocks is None:
+            self.lay_out_blocks(blocks)
+        self.run_blocks(array, Y, T)
+        self.steps += T
+        self.inside = False
+        return Y
+
+    cdef Py_ssize_t longest(self) noexcept:
+        """How many steps are computed at once: their intermediate results stay in cache."""
+        return max(1, 256 // max(self.batch, 1))
+
+    cdef void size_blocks(self) except *:
+        """How much memory the steps of a block need, behind it the cells' scratch."""
+        cdef Py_ssize_t item = self.chain.table.item, B = self.batch, n = self.longest(), i
+        cdef Py_ssize_t needed = aligned(n * B * self.n_in * item), scratch = 1, row
+        cdef Stage *s
+        for i in range(self.chain.count):
+            s = &self.chain.stages[i]
+            needed += aligned(n * s.size * item)
+            if s.cell != NULL:
+                row = s.size * (<CellKernel>self.kernels[i]).gates * item
+                s.block.chunk = min(n, max(1, AHEAD // max(row, 1))) if 0 < B < SMALL_BATCH else 0
+                scratch = max(scratch, 3 * s.size * item + s.block.chunk * row)
+        self.block_scratch = needed
+        self.block_size = needed + scratch
+
+    cdef void lay_out_blocks(self, Buffer blocks) noexcept:
+        """Give each stage its part of this memory."""
+        cdef Py_ssize_t item = self.chain.table.item, B = self.batch, n = self.longest(), i
+        cdef char *at = <char *>blocks.data
+        cdef char *scratch = at + self.block_scratch
+        cdef void *x = at
+        cdef Stage *s
+        self.blocks = blocks
+        self.block_in = at
+        at += aligned(n * B * self.n_in * item)
+        for i in range(self.chain.count):
+            s = &self.chain.stages[i]
+            s.block_x = x
+            s.block_y = x = at
+            self.block_out = at
+            at += aligned(n * s.size * item)
+            if s.cell != NULL:
+                s.block.batch = B
+                s.block.h_step = s.size
+                s.block.c_first = s.block.c = s.forward[0].c
+                s.block.scratch = scratch
+                if s.block.chunk:
+                    s.block.projected = scratch + 3 * s.size * item
+
+    cdef void run_blocks(self, cnp.ndarray X, cnp.ndarray Y, Py_ssize_t T) noexcept:
+        cdef Py_ssize_t i
+        cdef int count = 1
+        for i in range(self.chain.count):
+            if self.chain.stages[i].cell != NULL:
+                count = max(count, (<CellKernel>self.kernels[i]).threads(T, self.batch))
+        cdef Steps x = steps_of(X), y = steps_of(Y)
+        cdef Py_ssize_t item = self.chain.table.item, n = self.longest()
+        cdef bint in_place = is_rows(&x, item, self.batch, self.n_in)
+        cdef bint out_place = is_rows(&y, item, self.batch, self.n_out)
+        if in_place and out_place and self.chain.count == 1:
+            n = max(T, 1)
+        if T * self.work < SHORT_WORK:
+            self.run_all(&x, &y, in_place, out_place, T, n, 1)
+            return
+        self.stepping = True
+        with nogil:
+            self.run_all(&x, &y, in_place, out_place, T, n, count)
+        self.stepping = False
+
+    cdef void run_all(self, const Steps *x, const Steps *y, bint in_place, bint out_place,
+                      Py_ssize_t T, Py_ssize_t longest, int count) noexcept nogil:
+        """T steps, `longest` at once; X and Y are read and written where they lie, or by copies."""
+        cdef Py_ssize_t B = self.batch, item = self.chain.table.item, at = 0, n, t, b, i
+        cdef Stage *first = self.chain.stages
+        cdef Stage *last = &self.chain.stages[self.chain.count - 1]
+        cdef Stage *s
+        cdef char *row
+        while at < T:
+            n = min(longest, T - at)
+            first.block_x = x.data + at * x.time if in_place else self.block_in
+            last.block_y = y.data + at * y.time if out_place else self.block_out
+            if not in_place:
+                copy_steps(x, at, n, B, self.n_in, self.block_in, item == 8)
+            for i in range(self.chain.count):
+                s = &self.chain.stages[i]
+                s.block.steps = n
+                s.block.x = s.block_x
+                s.block.h = s.block_y
+                s.block.h_first = s.forward[self.chain.turn].h_first
+            self.chain.steps = n
+            recur_parallel(run_block, &self.chain, count)
+            for i in range(self.chain.count):
+                s = &self.chain.stages[i]
+                if s.cell != NULL:
+                    memcpy(<void *>s.block.h_first, <char *>s.block_y + (n - 1) * s.size * item,
+                           s.size * item)
+            if not out_place:
+                row = self.block_out
+                for t in range(at, at + n):
+                    for b in range(B):
+                        copy_out(row, item, y.data + b * y.sample + t * y.time, y.feature,
+                                 self.n_out)
+                        row += self.n_out * item
+            at += n
 
     # Threads.  A short step keeps the GIL, so nobody can look in on it; a long one gives it up.
     # While a thread is inside, nothing that the garbage collector counts is made: what a collection
@@ -346,14 +595,11 @@ cdef class Stepper:
         cdef bint given = cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT64
         cdef bint wanted = self.typenum == cnp.NPY_FLOAT64
         for b in range(self.batch):
-            if given == wanted and step == item:
-                memcpy(<char *>self.x + b * I * item, source, I * item)
-            else:
-                copy_in(source, step, given, <char *>self.x + b * I * item, wanted, I)
+            copy_in(source, step, given, <char *>self.x + b * I * item, wanted, I)
             if ndim == 2:
                 source += cnp.PyArray_STRIDE(x, 1)
 
-    cdef void run(self) noexcept:
+    cdef void run_step(self) noexcept:
         if self.work < SHORT_WORK:
             recur_parallel(run_chain, &self.chain, 1)
         else:
@@ -370,10 +616,7 @@ cdef class Stepper:
         cdef const char *source = <const char *>last.y[self.chain.turn ^ 1]
         cdef char *to = <char *>cnp.PyArray_DATA(y)
         for b in range(self.batch):
-            if step == item:
-                memcpy(to, source, R * item)
-            else:
-                copy_out(source, item, to, step, R)
+            copy_out(source, item, to, step, R)
             source += R * item
             if ndim == 2:
                 to += cnp.PyArray_STRIDE(y, 1)

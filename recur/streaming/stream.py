@@ -115,29 +115,37 @@ class Stream(Live):
         """T steps in one call, with the same bits as one by one.
 
         X    (n_in, T) or (n_in, 1, T), or indices (T,) or (1, T)
-        out  where the answers go, (n_out, T) or (n_out, 1, T) as X; else a new array
+        out  where the answers go, as in `__call__`, (n_out, T) or (n_out, 1, T) as X; else a new
+             array
 
         Besides the returned array only the results of the layers in between are held, of at most
         256 steps.  Raises as `__call__`.
         """
         self._enter()
         try:
-            plan = self._plan
-            rows, batched = plan.blocks(X)
-            state = self._taken()
-            moved = [part.copy() for part in state]
-            into = None
-            if out is not None:
-                self._check_out(out, X)
-                into = self._rows_of(out, len(rows), batched)
-            Y = plan.run(rows, moved, self._scratch, into)
-            self._state = moved
-            self._steps += len(rows)
-            if out is not None:
-                return out
-            return Y.T if batched else Y[:, 0].T
+            live = self._live
+            Y = None if live is None else live.run(X, out)
+            if Y is None:
+                if out is not None:
+                    self._check_out(out, X)
+                Y = self._general_run(X, out)
+            return Y
         finally:
             self._lock.release()
+
+    def _general_run(self, X: Any, out: np.ndarray | None) -> np.ndarray:
+        plan = self._plan
+        rows, batched = plan.blocks(X)
+        state = self._taken()
+        moved = [part.copy() for part in state]
+        into = None if out is None else self._rows_of(out, len(rows), batched)
+        Y = plan.run(rows, moved, self._scratch, into)
+        self._state = moved
+        self._steps += len(rows)
+        self._go_live()
+        if out is not None:
+            return out
+        return Y.T if batched else Y[:, 0].T
 
     def _rows_of(self, out: np.ndarray, T: int, batched: bool) -> np.ndarray:
         rows = out.T if batched else out.T[:, None]
@@ -164,7 +172,7 @@ class Stream(Live):
             what = f"is {type(out).__name__}, expected an array"
         elif not out.flags.behaved:
             what = "is read-only or not aligned, expected an array to write into"
-        elif isinstance(x, np.ndarray) and np.shares_memory(out, x):
+        elif isinstance(peek(x), np.ndarray) and np.shares_memory(out, peek(x)):
             what = "shares memory with x, expected memory of its own"
         if what is not None:
             raise ShapeError(f"{self._plan.title}: out {what}. Nothing was changed.")
