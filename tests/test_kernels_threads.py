@@ -122,23 +122,27 @@ def test_the_first_backwards_of_a_kernel_may_come_at_once():
         assert len(found) == 4
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_starts_its_own_workers():
-    _kernels.set_num_threads(3)
-    kernel = build("lstm")
-    want = work_through(kernel, 16)
+def status_of_child(kernel, want, seconds):
+    """0 if a forked child works through the kernel with the same numbers, within `seconds`."""
     child = os.fork()
     if child == 0:  # no assertion may leave this branch: the child must not go on testing
-        signal.alarm(20)
+        signal.alarm(seconds)
         status = 1
         try:
             same(work_through(kernel, 16), want)
             status = 0
         finally:
             os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_starts_its_own_workers():
+    _kernels.set_num_threads(3)
+    kernel = build("lstm")
+    want = work_through(kernel, 16)
+    assert status_of_child(kernel, want, 20) == 0
     same(work_through(kernel, 16), want)
 
 
@@ -159,16 +163,7 @@ def test_a_child_forked_in_the_middle_of_another_thread_s_call_works():
     try:
         for i in range(12):
             ended.wait(0.003 * (i % 5))
-            child = os.fork()
-            if child == 0:
-                signal.alarm(5)
-                status = 1
-                try:
-                    same(work_through(kernel, 16), want)
-                    status = 0
-                finally:
-                    os._exit(status)
-            failed.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            failed.append(status_of_child(kernel, want, 5))
     finally:
         ended.set()
         thread.join()

@@ -52,6 +52,19 @@ def ends(work, seconds=60):
     return found[0]
 
 
+@contextlib.contextmanager
+def collections_at_every_chance(finalizer):
+    """Inside, garbage is collected at every allocation that counts, and each calls `finalizer`."""
+    before = gc.get_threshold()
+    gc.callbacks.append(finalizer)
+    gc.set_threshold(1, 1, 1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(finalizer)
+
+
 def interrupted(call, at, handler):
     """`call()`, with a call of `handler` before its line of number `at`; whether it has so many."""
     left = [at]
@@ -179,14 +192,8 @@ def test_a_model_that_a_collection_of_garbage_calls_does_not_hang(build, act):
                 part.reset()
         return len(calls)
 
-    before = gc.get_threshold()
-    gc.callbacks.append(finalizer)
-    gc.set_threshold(1, 1, 1)
-    try:
+    with collections_at_every_chance(finalizer):
         assert ends(work)
-    finally:
-        gc.set_threshold(*before)
-        gc.callbacks.remove(finalizer)
     assert m(X[0]).shape == (5 if build is layer else 2,)
 
 
@@ -218,12 +225,6 @@ def test_a_model_that_a_collection_calls_while_a_sequence_is_run_does_not_hang(b
                 run(models[-1], S)
         return len(calls)
 
-    before = gc.get_threshold()
-    gc.callbacks.append(finalizer)
-    gc.set_threshold(1, 1, 1)
-    try:
+    with collections_at_every_chance(finalizer):
         assert ends(work)
-    finally:
-        gc.set_threshold(*before)
-        gc.callbacks.remove(finalizer)
     assert run(models[-1], S).shape == (5 if build is layer else 2, 1, len(X))
