@@ -264,13 +264,12 @@ class Gradients:
     """
 
     def __init__(self, model: Any, weights: dict[str, Param]) -> None:
-        self._weights = weights
+        self._name(weights)
         self._model = model
         self._again: dict[str, str] | None = None
         self.flats = [np.empty(n, dtype) for dtype, n in _sizes(weights.values()).items()]
         """One vector for each dtype, in the order in which the parameters have them."""
         self._arrays = dict(zip(weights, _views(weights.values(), self.flats), strict=True))
-        self._paths = {id(p): path for path, p in weights.items()}
         self._missing: frozenset[int] = frozenset()
         self._starts: dict[int, Any] = {}
 
@@ -319,7 +318,12 @@ class Gradients:
         self.__dict__.update(state, _model=None, _missing=frozenset(), _starts={})
         views = _views(self._weights.values(), self.flats)  # in a copy they are views, too
         self._arrays = dict(zip(self._weights, views, strict=True))
-        self._paths = {id(p): path for path, p in self._weights.items()}
+        self._name(self._weights)
+
+    def _name(self, weights: dict[str, Param]) -> None:
+        """Holds these parameters, found by path and by themselves."""
+        self._weights = weights
+        self._paths = {id(p): path for path, p in weights.items()}
 
     def _fit(self, model: Any, weights: dict[str, Param]) -> None:
         """Goes on to serve a model that has the same parameters, by path, shape and dtype."""
@@ -331,8 +335,7 @@ class Gradients:
                 f"gradient: into does not fit the model at {', '.join(different[:5])}. Nothing was "
                 "changed. Start again with into=None."
             )
-        self._weights = weights
-        self._paths = {id(p): path for path, p in weights.items()}
+        self._name(weights)
         self._model, self._again = model, None
 
     def _take(self, sweep: Sweep, accumulate: bool, starts: dict[int, Start]) -> None:
