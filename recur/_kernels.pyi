@@ -546,6 +546,7 @@ class SlotStepper:
     answers  blocks of rows for the last answers; notes, blocks of records NOTE
     most     rows that are stepped at once
     watch    Version counters of everything that the kernels are snapshots of
+    named    dicts that name the stages, with lists of the values that they held
 
     Its bits are those of the kernels' own calls.  One thread at a time may be inside.
     """
@@ -562,10 +563,11 @@ class SlotStepper:
         most: int,
         *,
         watch: Sequence[Version] = (),
+        named: Sequence[tuple[dict[str, Any], list[Any]]] = (),
     ) -> None: ...
     @property
     def fresh(self) -> bool:
-        """False once a watched counter moved: build anew."""
+        """False once a watched counter moved, or another layer stands under a name: build anew."""
 
     def step(
         self,

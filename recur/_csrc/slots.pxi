@@ -230,6 +230,7 @@ cdef class SlotStepper:
     answers  blocks of rows for the last answers; notes, blocks of records NOTE
     most     rows that are stepped at once
     watch    Version counters of everything that the kernels are snapshots of
+    named    dicts that name the stages, with lists of the values that they held
 
     Its bits are those of the kernels' own calls.  One thread at a time may be inside.
     """
@@ -248,8 +249,9 @@ cdef class SlotStepper:
     cdef bint inside
 
     def __cinit__(self, kernels, cnp.ndarray starts not None, tuple states not None,
-                  tuple answers not None, tuple notes not None, Py_ssize_t most, *, watch=()):
-        cdef Stepper checked = Stepper(kernels, 0, watch=watch)
+                  tuple answers not None, tuple notes not None, Py_ssize_t most, *, watch=(),
+                  named=()):
+        cdef Stepper checked = Stepper(kernels, 0, watch=watch, named=named)
         cdef Py_ssize_t i, at = 0
         cdef CellKernel cell
         self.kernels, self.checked, self.starts = checked.kernels, checked, starts
@@ -302,7 +304,7 @@ cdef class SlotStepper:
 
     @property
     def fresh(self):
-        """False once a watched counter moved."""
+        """False once a watched counter moved, or another layer stands under a name."""
         return self.checked.is_fresh()
 
     def step(self, cnp.ndarray index not None, x, clock, cnp.ndarray digests=None, out=None):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from recur._kernels import SlotStepper
+from recur.errors import ShapeError
 from recur.streaming.blocks import CHUNK, Blocks, Places
 from recur.streaming.plan import Plan
 from recur.streaming.stages import Scratch
@@ -17,12 +18,24 @@ class Advance:
     """Steps the states of a plan that lie in blocks."""
 
     def __init__(self, plan: Plan, blocks: Blocks) -> None:
-        self.plan = plan
         self.blocks = blocks
-        self._scratch: Scratch = {}
         self._gathered: list[np.ndarray] = []
+        self._follow(plan)
+        self._tried = True
+
+    def _follow(self, plan: Plan) -> None:
+        self.plan = plan
+        self._scratch: Scratch = {}
         # Whether a step may be one call.  Once it is not, nobody looks again: that costs a step.
         self._is_chain = plan.sealed and not plan.computed
+        self._tried = False  # whether answers of the plan have been found to fit in
+
+    def look(self) -> Plan:
+        """The plan of the model as it is now.  Raises `StateError` as `Plan.current`."""
+        plan = self.plan.current()
+        if plan is not self.plan:
+            self._follow(plan)
+        return plan
 
     def at_once(
         self,
@@ -37,7 +50,10 @@ class Advance:
         None, and nothing has changed, if it takes more.
         """
         stepper = self.blocks.stepper
+        if stepper is None and not self._is_chain:
+            return None
         if stepper is None or not stepper.fresh:
+            self.look()
             stepper = self.blocks.stepper = self._new_stepper()
             if stepper is None:
                 return None
@@ -49,16 +65,14 @@ class Advance:
         known = self.blocks.columns.get("answer")
         if not self._is_chain or known is None:
             return None
-        kernels, watch = plan.root.kernels(), plan.root.counters()
+        kernels, watch = plan.root.kernels(), plan.counters()
         layers = [k for k in kernels or () if not isinstance(k, str)]
         self._is_chain = bool(layers) and all(k.dtype == plan.dtype for k in layers)
         if not kernels or not self._is_chain or known != ((layers[-1].n_out,), plan.dtype):
             return None
-        stepper = self.blocks.stepper_of(kernels, len(plan.parts), watch)
-        again = plan.root.kernels()  # a write meanwhile, before the stepper began to watch
-        same = again is not None and all(a is b for a, b in zip(kernels, again, strict=True))
+        stepper = self.blocks.stepper_of(kernels, len(plan.parts), watch=watch, named=plan.named)
         self._gathered = []
-        return stepper if same else None
+        return stepper if plan.still(kernels) else None
 
     def answers(self, places: Places, rows: np.ndarray) -> np.ndarray:
         """One step of any streams: answers (N, n_out), new.
@@ -82,14 +96,26 @@ class Advance:
     def _chunk(self, places: Places, rows: np.ndarray) -> np.ndarray:
         """Answers to one call of the kernels; they may be a part of the state or of the scratch."""
         block, span = places.block, places.rows
-        if block is not None and self.plan.sealed:
+        if block is not None and self.plan.sealed and self._tried:
             state = [block[i][span] for i in range(len(self.plan.parts))]
             return self.plan.step(rows, state, self._scratch)
         state = self._gather(places)
         answers = self.plan.step(rows, state, self._scratch)
+        self.check_answer(answers.shape[1:], answers.dtype)
         for i, part in enumerate(state):
             self.blocks.put(i, places, part)
+        self._tried = True
         return answers
+
+    def check_answer(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        """Raises `ShapeError` unless an answer is like those that there is memory for."""
+        known = self.blocks.columns.get("answer")
+        if known is not None and known != (shape, dtype):
+            raise ShapeError(
+                f"StreamPool({self.plan.title}): the model's answer is {dtype} of shape {shape}, "
+                f"expected {known[1]} of shape {known[0]}: answers of one pool have one shape. "
+                "Open another pool for it. Nothing was changed."
+            )
 
     def _gather(self, places: Places) -> list[np.ndarray]:
         n = places.count

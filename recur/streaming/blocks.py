@@ -174,11 +174,11 @@ class Blocks:
         if places.count:
             mark_rows(self._arrays["note"], self._begins, places.index, now, digests)
 
-    def stepper_of(self, kernels: list[Any], n: int, watch: tuple[Any, ...]) -> SlotStepper:
+    def stepper_of(self, kernels: list[Any], n: int, **watched: Any) -> SlotStepper:
         """Steps the states, which are the columns 0 to n - 1, and notes all about it."""
         states = tuple(self._arrays[i] for i in range(n))
         answers, notes = self._arrays["answer"], self._arrays["note"]
-        return SlotStepper(kernels, self._begins, states, answers, notes, CHUNK, watch=watch)
+        return SlotStepper(kernels, self._begins, states, answers, notes, CHUNK, **watched)
 
     def each(self, name: Name) -> Iterator[tuple[int, np.ndarray]]:
         """The first slot and the column of every block, up to the last slot that was ever used."""

@@ -171,7 +171,7 @@ class StreamPool(Pool):
             record = None if id in self._slots else self._stored(id)
             if record is None:
                 return super().tag(id)
-            return unpack(self.plan, record.snapshot, self.key).tag
+            return unpack(self._advance.look(), record.snapshot, self.key).tag
 
     def _refuse_expired(self, id: Id) -> None:
         gone = self._gone.get(id)
@@ -179,7 +179,9 @@ class StreamPool(Pool):
         if self.store is not None and isinstance(id, str):
             record = self.store.load(id)
         if record is not None and record.snapshot:
-            moment = unpack(self.plan, record.snapshot, self.key, allow_weights_change=True)
+            moment = unpack(
+                self._advance.look(), record.snapshot, self.key, allow_weights_change=True
+            )
             gone = record.saved + (self.ttl or 0), moment.step
         if gone is not None:
             at, step = gone
@@ -195,9 +197,9 @@ class StreamPool(Pool):
         self._check_room()
         held = self.store.load(id)
         if held is not None:  # looked at before it is claimed: a bad snapshot changes nothing
-            unpack(self.plan, held.snapshot, self.key)
+            unpack(self._advance.look(), held.snapshot, self.key)
         record = self.store.claim(id)
-        moment = unpack(self.plan, record.snapshot, self.key)
+        moment = unpack(self._advance.look(), record.snapshot, self.key)
         self._place(id, moment, record.epoch)
         slot = self._slots[id]
         block, row = self._blocks.one(slot)
@@ -312,7 +314,7 @@ class StreamPool(Pool):
         records: dict[str, tuple[int, bytes]] = {}
         for id in ids:
             block, row = self._blocks.one(self._slots[id])
-            snapshot = pack(self.plan, self._moment(self._slots[id]), self.key)
+            snapshot = pack(self._advance.look(), self._moment(self._slots[id]), self.key)
             records[str(id)] = int(block["epoch"][row]), snapshot
         refused = self.store.save(records)
         for id in ids:

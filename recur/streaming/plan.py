@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recur._kernels import Stepper
-from recur.cells import Cell
+from recur.cells import Cell, KernelCell
 from recur.compress import CompressedDense
 from recur.errors import ShapeError, StateError
 from recur.layers import Chain, Dense, Dropout, Embedding, Parallel, SkipConnection
@@ -29,6 +29,7 @@ from recur.module import (
 from recur.recurrent import Bidirectional, Recur, Reversed
 from recur.recurrent.state import named_leaves
 from recur.regularise import EmbeddingDropout, LockedDropout, WeightDrop
+from recur.streaming.changes import Watch
 from recur.streaming.stages import (
     CellStage,
     ChainStage,
@@ -38,6 +39,7 @@ from recur.streaming.stages import (
     Scratch,
     Stage,
     fits_dense,
+    is_known,
 )
 from recur.tape import current, paused, peek, writes
 
@@ -60,8 +62,9 @@ class Part(NamedTuple):
 class Plan:
     """The steps of a model as functions of a state that the caller holds.
 
-    The layers are looked up once; their weights may be written or replaced at any time.  Random
-    layers do nothing, nothing is recorded, and the model's own states are neither read nor moved.
+    Weights may be written at any time; a plan that no longer shows how the layers are set is
+    replaced by `current`.  Random layers do nothing, nothing is recorded, and the model's own
+    states are neither read nor moved.
 
     parts   the arrays of a state, in order; a state is a list of arrays (B, part.size), row-major
     n_in    how many features an input has, None if the model does not say
@@ -79,6 +82,7 @@ class Plan:
         self.n_in: int | None = None
         self.vocabulary: int | None = None
         self._entry: Module | None = None
+        self._watch = Watch()
         self.root = self._stage("", model) or ChainStage([])
         self.computed = any(getattr(layer, "computed_weights", None) for _, layer in walk(model))
         dtypes = {part.dtype for part in self.parts}
@@ -87,10 +91,28 @@ class Plan:
         self._weights: tuple[int, bytes] | None = None
         self._architecture: bytes | None = None
 
+    def current(self) -> Plan:
+        """The plan of the model as it is now: this one, unless a layer was set otherwise.
+
+        Raises `StateError` if what a stream remembers would be another, or as for a new plan.
+        """
+        if not self._watch.moved:
+            return self
+        plan = Plan(self.model)
+        if plan.parts != self.parts:
+            raise StateError(
+                f"{self.title}: the model was changed, and a stream of it has {shown(plan.parts)} "
+                f"now, expected {shown(self.parts)}. Begin new streams of it, or give the model "
+                "its layers back. Nothing was changed."
+            )
+        return plan
+
     # ------------------------------------------------------------ taking the model apart
 
     def _stage(self, path: str, layer: Any) -> Stage | None:
         """The stage of a layer, None for one that does nothing in a stream."""
+        if isinstance(layer, (WeightDrop, Recur, Container, EmbeddingDropout)) or is_known(layer):
+            self._watch.see(layer)
         if isinstance(layer, WeightDrop):
             return self._stage(_below(path, "layer"), layer.layer)
         if isinstance(layer, (Bidirectional, Reversed)):
@@ -115,7 +137,10 @@ class Plan:
     def _cell_stage(self, path: str, layer: Recur) -> CellStage:
         cell = layer.cell
         while isinstance(cell, WeightDrop):
+            self._watch.see(cell)
             cell = cell.layer
+        if isinstance(cell, KernelCell):
+            self._watch.see(cell)
         if not isinstance(cell, Cell) or type(cell).__call__ is not Cell.__call__:
             raise StateError(
                 f"{self.title}: {layer.title} steps a function, whose state has no known size. "
@@ -367,11 +392,26 @@ class Plan:
         kernels = None if self.computed or not self.sealed else self.root.kernels()
         if kernels is None or not any(hasattr(kernel, "n_states") for kernel in kernels):
             return None
-        counters = self.root.counters()
-        stepper = Stepper(kernels, 1, watch=counters)
-        again = self.root.kernels()  # a write meanwhile, before the stepper began to watch
+        stepper = Stepper(kernels, 1, watch=self.counters(), named=self.named)
+        return stepper if self.still(kernels) else None
+
+    def counters(self) -> tuple[Any, ...]:
+        """The counters that show that `root.kernels()` is out of date."""
+        return tuple(dict.fromkeys((*self._watch.counters, *self.root.counters())))
+
+    @property
+    def named(self) -> list[tuple[dict[str, Any], list[Any]]]:
+        """Dicts of layers, with what they held: another layer in one shows the same."""
+        return self._watch.named
+
+    def still(self, kernels: list[Any]) -> bool:
+        """Whether `root.kernels()` gives these, and would in a plan of now: nobody wrote meanwhile.
+
+        To be asked when whatever steps them has begun to watch.
+        """
+        again = self.root.kernels()
         same = again is not None and all(a is b for a, b in zip(kernels, again, strict=True))
-        return stepper if same else None
+        return same and not self._watch.moved
 
     # ------------------------------------------------------------ what it is
 
@@ -413,6 +453,11 @@ def _cell(layer: Recur) -> Cell:
     while isinstance(cell, WeightDrop):
         cell = cell.layer
     return cell
+
+
+def shown(parts: Sequence[Part]) -> str:
+    """The parts of a state in words."""
+    return ", ".join(f"{p.path} {p.name} ({p.size},) {p.dtype}".strip() for p in parts) or "none"
 
 
 def _below(path: str, name: str) -> str:

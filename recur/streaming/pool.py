@@ -33,14 +33,14 @@ class Pool:
     ) -> None:
         if capacity < 1:
             raise ValueError(f"StreamPool: capacity is {capacity}, expected at least 1.")
-        self.plan = Plan(model)
+        plan = Plan(model)
         self.limit = limit
         self._clock = clock
-        self._rest = RestState(self.plan, rest)
-        self._blocks = Blocks(slot_columns(self.plan.parts), capacity)
+        self._rest = RestState(plan, rest)
+        self._blocks = Blocks(slot_columns(plan.parts), capacity)
         self._slots: dict[Id, int] = {}
         self._lock = threading.RLock()
-        self._advance = Advance(self.plan, self._blocks)
+        self._advance = Advance(plan, self._blocks)
         self._departures = 0
         self._last_epoch = 0
 
@@ -48,6 +48,11 @@ class Pool:
     def model(self) -> Any:
         """The model that the streams run."""
         return self.plan.model
+
+    @property
+    def plan(self) -> Plan:
+        """How the model steps, as it was when this was last looked at."""
+        return self._advance.plan
 
     @property
     def title(self) -> str:
@@ -273,7 +278,7 @@ class Pool:
                 answered = self._at_once(names, places, X, None, out)
                 if answered is not None:
                     return answered
-            rows = self.plan.rows(X, places.count)
+            rows = self._advance.look().rows(X, places.count)
             if epochs is not None:
                 self._check_epochs(names, places, epochs)
             digest = None if numbers is None else hash_rows(rows)
@@ -360,7 +365,7 @@ class Pool:
             stored = bool(block["answered"][row]) and number == taken
             self._check_number(id, number, taken, stored)
             held = block["digest"][row]
-            if held and held != hash_rows(self.plan.rows(x, 1))[0]:
+            if held and held != hash_rows(self._advance.look().rows(x, 1))[0]:
                 raise self._other_input(id, number)
             return block["answer"][row].copy()
 
@@ -409,14 +414,9 @@ class Pool:
         return np.empty((0, *shape), dtype)
 
     def _know_answer(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        known = self._blocks.columns.get("answer")
-        if known is None:
+        self._advance.check_answer(shape, dtype)
+        if "answer" not in self._blocks.columns:
             self._blocks.add_column("answer", shape, dtype)
-        elif known != (shape, dtype):
-            raise ShapeError(
-                f"{self.title}: the model's answer is {dtype} of shape {shape}, it was {known[1]} "
-                f"of {known[0]}. Answers of one pool have one shape."
-            )
 
     # ------------------------------------------------------------ states
 
@@ -435,7 +435,7 @@ class Pool:
     def state(self, ids: Iterable[Id] | Slots) -> dict[str, Any]:
         """The states by the paths of the layers, as `recur.states` gives them: copies (size, N)."""
         with self._lock:
-            return self.plan.columns(self.parts(ids))
+            return self._advance.look().columns(self.parts(ids))
 
     def parts(self, ids: Iterable[Id] | Slots) -> list[np.ndarray]:
         """The states part by part, in the order of `plan.parts`: copies (N, size)."""
@@ -447,7 +447,8 @@ class Pool:
         """Copies in what `state` gave.  Raises `StateError` before any stream has changed."""
         with self._lock:
             names, places = self._resolve(ids)
-            for i, part in enumerate(self.plan.from_columns(states, places.count)):
+            parts = self._advance.look().from_columns(states, places.count)
+            for i, part in enumerate(parts):
                 self._blocks.put(i, places, part)
             self._blocks.put("saved", places, -1)
             self._finished(names, places)
@@ -466,10 +467,11 @@ class Pool:
     def snapshot(self, ids: Any, key: bytes | None = None) -> Any:
         """A stream as bytes, or for a list of ids {id: bytes}; with `key` they are signed."""
         with self._lock:
+            plan = self._advance.look()
             if isinstance(ids, (list, tuple, set, Slots)):
                 names = ids.ids if isinstance(ids, Slots) else ids
-                return {id: pack(self.plan, self._moment(self._slot(id)), key) for id in names}
-            return pack(self.plan, self._moment(self._slot(ids)), key)
+                return {id: pack(plan, self._moment(self._slot(id)), key) for id in names}
+            return pack(plan, self._moment(self._slot(ids)), key)
 
     def restore(
         self,
@@ -484,8 +486,9 @@ class Pool:
         no stream was opened then.
         """
         with self._lock:
+            plan = self._advance.look()
             moments = {
-                id: unpack(self.plan, data, key, allow_weights_change=allow_weights_change)
+                id: unpack(plan, data, key, allow_weights_change=allow_weights_change)
                 for id, data in snapshots.items()
             }
             for id in moments:

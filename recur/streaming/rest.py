@@ -33,7 +33,7 @@ Rest: TypeAlias = Literal["learned", "zeros"] | Settled
 
 
 class RestState:
-    """The state at rest of a plan's streams, found anew when weights were written."""
+    """The state at rest of a plan's streams, found anew when the model was changed."""
 
     def __init__(self, plan: Plan, rest: Rest) -> None:
         if rest not in ("learned", "zeros") and not isinstance(rest, Settled):
@@ -47,11 +47,14 @@ class RestState:
 
     def rows(self) -> list[np.ndarray]:
         """The parts of the state at rest, (1, size) each; not to be written."""
+        plan = self.plan.current()
+        if plan is not self.plan:
+            self.plan, self._settled = plan, None
         if not isinstance(self.rest, Settled):
-            return self.plan.rest(self.rest)
+            return plan.rest(self.rest)
         if self._settled is None or self._settled[0] != writes.stamp:
             stamp = writes.stamp
-            self._settled = stamp, settled(self.plan, self.rest)
+            self._settled = stamp, settled(plan, self.rest)
         return self._settled[1]
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recur.errors import FormatError
-from recur.streaming.plan import Plan
+from recur.streaming.plan import Plan, shown
 
 VERSION = 1
 _MAGIC = b"recurstm"
@@ -140,11 +140,10 @@ def _difference(body: bytes, length: int, plan: Plan) -> str:
     """In words, how the state in a snapshot differs from the model's."""
     try:
         parts = json.loads(body[_HEAD.size : _HEAD.size + length])
-        shown = ", ".join(f"{path} {name} ({size},) {dtype}" for path, name, size, dtype in parts)
+        found = ", ".join(f"{path} {name} ({size},) {dtype}" for path, name, size, dtype in parts)
     except (ValueError, TypeError, RecursionError):
         return "its description cannot be read"
-    own = ", ".join(f"{p.path} {p.name} ({p.size},) {p.dtype}" for p in plan.parts)
-    return f"its state is {shown or 'empty'}, expected {own or 'none'}"
+    return f"its state is {found or 'empty'}, expected {shown(plan.parts)}"
 
 
 def _check_signature(

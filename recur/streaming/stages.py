@@ -108,7 +108,7 @@ class CellStage(Stage):
 
 
 class DenseStage(Stage):
-    """y = act(W x + b), with an activation that is known by name."""
+    """y = act(W x + b), with an activation that is known by name: the layer's at first."""
 
     blocks = sealed = True
 
@@ -163,8 +163,7 @@ class LayerStage(Stage):
 
     def __init__(self, layer: Callable[[Any], Any]) -> None:
         self.layer = layer
-        known = type(layer) in (Dense, Embedding, LayerNorm, Scale, BatchNorm)
-        self.blocks = known and _known_act(layer)
+        self.blocks = is_known(layer) and _known_act(layer)
 
     def step(self, x: Any, state: State, scratch: Scratch) -> Any:
         refuse_active(self.layer)
@@ -232,6 +231,11 @@ def _rows(name: str, y: Any) -> np.ndarray:
             "batch on its last axis. Nothing was changed."
         )
     return np.ascontiguousarray(y.T)
+
+
+def is_known(layer: Any) -> bool:
+    """Whether it is a layer of which all that it does is known here."""
+    return type(layer) in (Dense, CompressedDense, Embedding, LayerNorm, Scale, BatchNorm)
 
 
 def _known_act(layer: Any) -> bool:

@@ -22,9 +22,10 @@ Form: TypeAlias = "tuple[tuple[int, ...], np.dtype]"
 class Stream(Live):
     """A state of its own that goes through a model's steps: `y = s(x)`.
 
-    model  a recurrent layer, or a Chain, Parallel or SkipConnection of layers and functions.  Its
-           weights are shared, by any number of streams, and may be written meanwhile; its own state
-           is neither read nor moved.  Random layers do nothing, and nothing is ever recorded
+    model  a recurrent layer, or a Chain, Parallel or SkipConnection of layers and functions.  It is
+           shared by any number of streams; weights that are written, and layers that are set
+           otherwise or replaced, count from the next step.  Its own state is neither read nor
+           moved.  Random layers do nothing, and nothing is ever recorded
     rest   where the stream starts and `reset` goes: "learned", the layers' initial states;
            "zeros"; or `Settled(x)`, where a constant input leads to (zeros are not every model's
            rest, and going there can be heard as a click)
@@ -32,7 +33,8 @@ class Stream(Live):
     Answers are bit-equal however the steps are cut into calls, and to those of the same stream in
     a `StreamPool`.  A stream belongs to one thread at a time; streams of one model may run in many.
 
-    Raises `StateError` by name for a layer that cannot step, as `Bidirectional`.
+    Raises `StateError` by name for a layer that cannot step, as `Bidirectional`, and from a step
+    once the model's layers remember something else than the stream does.
     """
 
     __slots__ = ("__weakref__", "_answer", "_lock", "_met", "_plan", "_rest", "_scratch", "_state",
@@ -66,6 +68,13 @@ class Stream(Live):
     def __repr__(self) -> str:
         return f"Stream({self._plan.title}, step {self.steps})"
 
+    def _look(self) -> Plan:
+        """The plan of the model as it is now.  Raises `StateError` as `Plan.current`."""
+        plan = self._plan.current()
+        if plan is not self._plan:
+            self._plan, self._scratch, self._answer = plan, {}, None
+        return plan
+
     # ------------------------------------------------------------ stepping
 
     @stream_call
@@ -92,7 +101,7 @@ class Stream(Live):
             self._lock.release()
 
     def _general(self, x: Any, out: np.ndarray | None) -> np.ndarray:
-        plan = self._plan
+        plan = self._look()
         rows = plan.rows(x, 1)
         vector = np.ndim(peek(x)) < rows.ndim
         state = self._taken()
@@ -134,7 +143,7 @@ class Stream(Live):
             self._lock.release()
 
     def _general_run(self, X: Any, out: np.ndarray | None) -> np.ndarray:
-        plan = self._plan
+        plan = self._look()
         rows, batched = plan.blocks(X)
         state = self._taken()
         moved = [part.copy() for part in state]
@@ -233,7 +242,7 @@ class Stream(Live):
         """The state by the paths of the layers, as `recur.states` gives it: copies, (size, 1)."""
         self._enter()
         try:
-            return self._plan.columns(self._taken())
+            return self._look().columns(self._taken())
         finally:
             self._lock.release()
 
@@ -241,7 +250,7 @@ class Stream(Live):
     def state(self, new: dict[str, Any]) -> None:
         self._enter()
         try:
-            self._put(self._plan.from_columns(new, 1), self.steps)
+            self._put(self._look().from_columns(new, 1), self.steps)
         finally:
             self._lock.release()
 
@@ -263,7 +272,7 @@ class Stream(Live):
         """
         self._enter()
         try:
-            return pack(self._plan, Moment(self._taken(), self._steps), key)
+            return pack(self._look(), Moment(self._taken(), self._steps), key)
         finally:
             self._lock.release()
 
