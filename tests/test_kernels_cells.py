@@ -311,7 +311,7 @@ def test_nan_and_infinity_stay_in_their_own_sample(kind, dtype):
 
 @both_dtypes
 @all_kinds
-def test_subnormal_states_count_as_zero_and_the_control_word_is_restored(kind, dtype):
+def test_s14_subnormal_states_count_as_zero_and_the_control_word_is_restored(kind, dtype):
     kernel, twin = make(kind, 3, 17, dtype, bias=False)
     tiny = dtype(np.finfo(dtype).tiny)
     x = np.zeros((2, 3), dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from streaming_models import models
 
+import recur
 from recur import LSTM, Busy, Conflict, Expired, FormatError, StreamError, UnknownStream
 from recur.streaming import Flush, MemoryStore, RedisStore, SQLiteStore, Stream, StreamPool
 
@@ -376,6 +377,29 @@ def test_s16_a_stored_snapshot_of_other_weights_or_another_key_is_refused(store)
             other.step(["a"], np.ones((5, 1)))
     assert store.load("a").epoch == epoch, "a refused snapshot is not claimed"
     StreamPool(model, store=store, key=b"k").step(["a"], np.ones((5, 1)))
+
+
+def test_s16_stored_streams_go_on_with_new_weights_where_that_is_asked_for(store, rng):
+    """A rolling update: replicas with the old weights hand over to those with the new ones."""
+    X = rng.standard_normal((5, 1, 6)).astype(np.float32)
+    model, new = models()["head"], models()["head"]
+    for p in recur.params(new):
+        p[...] = np.asarray(p) * 0.9
+    old = StreamPool(model, store=store)
+    old.open("a")
+    for t in range(3):
+        old.step(["a"], X[..., t])
+    state = old.state(["a"])
+    with pytest.raises(FormatError, match="allow_weights_change=True"):
+        StreamPool(new, store=store).step(["a"], X[..., 3])
+    pool = StreamPool(new, store=store, allow_weights_change=True)
+    twin = Stream(new)
+    twin.state = state
+    assert np.array_equal(pool.step(["a"], X[..., 3], numbers=[4])[:, 0], twin(X[:, 0, 3]))
+    with pytest.raises(Conflict):
+        old.step(["a"], X[..., 3])  # the old replica has lost it
+    with pytest.raises(FormatError, match="of another model"):  # other layers are never accepted
+        StreamPool(models()["two layers"], store=store, allow_weights_change=True).tag("a")
 
 
 def test_the_sqlite_file_says_what_is_wrong_with_it(tmp_path):

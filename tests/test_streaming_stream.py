@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import tracemalloc
 
@@ -24,7 +25,8 @@ from recur import (
     ShapeError,
     StateError,
 )
-from recur.streaming import Settled, Stream, settle
+from recur.io import safetensors
+from recur.streaming import Settled, Stream, StreamPool, settle
 
 CUTS = {
     "ones": [1] * 530,
@@ -389,6 +391,71 @@ def test_s13_streams_of_one_model_run_in_many_threads(rng):
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+def _others_meanwhile(action):
+    """How often another thread came by while `action` ran once; of Python's own accord it never
+    does in a call of C that holds the lock."""
+    begun, over = threading.Event(), threading.Event()
+
+    def work():
+        begun.set()
+        action()
+        over.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    thread, count = threading.Thread(target=work), 0
+    try:
+        thread.start()
+        begun.wait()
+        while not over.is_set():
+            count += 1
+    finally:
+        thread.join()
+        sys.setswitchinterval(before)
+    return count
+
+
+def test_s13_a_long_block_and_a_step_of_many_streams_let_other_threads_run(rng):
+    model = LSTM(64, 256, rng=rng)
+    stream, X = Stream(model), rng.standard_normal((64, 3000)).astype(np.float32)
+    out = np.empty((256, 3000), np.float32)
+    for _ in range(3):
+        stream.run(X[:, :10], out[:, :10])
+    pool = StreamPool(model, capacity=4000)
+    for i in range(4000):
+        pool.open(i)
+    slots = pool.slots(range(4000))
+    x, y = np.ones((64, 4000), np.float32), np.empty((256, 4000), np.float32)
+    for _ in range(2):
+        pool.step(slots, x, out=y)
+    assert _others_meanwhile(lambda: stream.run(X, out)) > 20_000
+    assert _others_meanwhile(lambda: pool.step(slots, x, out=y)) > 20_000
+
+
+# ---------------------------------------------------------------- S14: subnormals
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_s14_subnormals_count_as_zero_in_streams_and_pools_and_only_there(dtype):
+    model = Chain(LSTM(3, 5, dtype=dtype), Dense(5, 2, dtype=dtype))
+    tiny = dtype(np.finfo(dtype).tiny)
+    state = {"layers.0": (np.full((5, 1), tiny / 4), np.full((5, 1), tiny / 4))}
+    silence = np.zeros(3, dtype)
+    fresh = Stream(model, rest="zeros")
+    at_zero = [fresh(silence) for _ in range(4)]
+    stream, block, pool = Stream(model), Stream(model), StreamPool(model)
+    pool.open("a")
+    stream.state = block.state = state
+    pool.set_state(["a"], state)
+    for expected in at_zero:
+        assert np.array_equal(stream(silence), expected)
+        assert np.array_equal(pool.step(["a"], silence[:, None])[:, 0], expected)
+        assert tiny / dtype(2) > 0, "the processor was left flushing"
+    block.run(silence[:, None])
+    assert np.array_equal(block.run(np.zeros((3, 3), dtype)), np.stack(at_zero[1:], 1))
+    assert tiny / dtype(2) > 0, "the processor was left flushing"
+
+
 # ---------------------------------------------------------------- S15: rest
 
 
@@ -501,7 +568,7 @@ def test_s16_every_damaged_or_shortened_snapshot_is_refused(rng):
 
 def test_s16_a_snapshot_of_another_model_is_refused_and_new_weights_only_on_request(rng):
     data = Stream(LSTM(2, 3)).snapshot()
-    with pytest.raises(FormatError, match=r"its state is .* h \(3,\).* expected .* h \(4,\)"):
+    with pytest.raises(FormatError, match=r"its state is h \(3,\).* expected h \(4,\)"):
         Stream.restore(LSTM(2, 4), data)
     with pytest.raises(FormatError, match="other layers or options"):
         Stream.restore(LSTM(5, 3), data)
@@ -543,3 +610,20 @@ def test_s17_weights_that_are_missing_or_unused_are_refused_by_name():
         recur.load_state_dict(model, missing)
     with pytest.raises(recur.RecurError, match=r"layers\.9\.cell\.Wh"):
         recur.load_state_dict(model, {**weights, "layers.9.cell.Wh": np.zeros(3)})
+
+
+@pytest.mark.parametrize("change", ["missing", "unused", "of another size"])
+def test_s17_a_file_whose_weights_do_not_fit_is_refused_by_name(change, tmp_path):
+    path = tmp_path / "m.safetensors"
+    recur.save(models()["two layers"], path)
+    arrays, metadata = safetensors.read(path)
+    if change == "missing":
+        del arrays["layers.1.cell.Wh"]
+    elif change == "unused":
+        arrays["layers.9.cell.Wh"] = arrays["layers.1.cell.Wh"]
+    else:
+        arrays["layers.1.cell.Wh"] = arrays["layers.1.cell.Wh"][:-1]
+    safetensors.write(path, arrays, metadata)
+    place = "layers.9" if change == "unused" else "layers.1"
+    with pytest.raises(FormatError, match=rf"{place}.cell.Wh"):
+        recur.load(path)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recur.errors import Conflict, Expired, Gap
+from recur.streaming.arguments import check_key, seconds, whole
 from recur.streaming.blocks import Places
 from recur.streaming.pool import Pool
 from recur.streaming.rest import Rest
 from recur.streaming.slots import Id
-from recur.streaming.snapshot import pack, unpack
+from recur.streaming.snapshot import Moment, pack, unpack
 from recur.streaming.store import StateStore, checked_key, steady
 
 TICKS = 16  # an idle time is looked at in this many parts: a stream goes at most a part too late
@@ -30,6 +31,11 @@ class Flush:
 
     steps: int | None = 1
     seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            whole("Flush", "steps", self.steps)
+        seconds("Flush", "seconds", self.seconds)
 
 
 class Departure(NamedTuple):
@@ -61,6 +67,8 @@ class StreamPool(Pool):
               then.  A stream that is in the store and not in memory comes back by its next step
     flush     when they are written there
     key       signs snapshots in the store, and refuses others
+    allow_weights_change  streams in the store go on although they were written with other weights
+              of the same layers: for a new version of a model
     idle      seconds since its last finished step after which a stream leaves memory: into the
               store, or, if there is none, for good
     ttl       seconds since it was last written after which a stream in the store has expired
@@ -85,17 +93,28 @@ class StreamPool(Pool):
         store: StateStore | None = None,
         flush: Flush = Flush(),
         key: bytes | None = None,
+        allow_weights_change: bool = False,
         idle: float | None = None,
         ttl: float | None = None,
         on_idle: Callable[[Departure], object] | None = None,
         clock: Callable[[], float] = steady,
     ) -> None:
         super().__init__(model, capacity=capacity, limit=limit, rest=rest, clock=clock)
+        if store is not None and not callable(getattr(store, "claim", None)):
+            raise TypeError(
+                f"{self.title}: store is {store!r}, expected a StateStore, as SQLiteStore(path)."
+            )
+        if not isinstance(flush, Flush):
+            raise TypeError(f"{self.title}: flush is {flush!r}, expected Flush(steps=…).")
+        if on_idle is not None and not callable(on_idle):
+            raise TypeError(f"{self.title}: on_idle is {on_idle!r}, expected a function.")
+        check_key(self.title, key)
         self.store = store
         self.policy = flush
         self.key = key
-        self.idle = idle
-        self.ttl = ttl
+        self.allow_weights_change = allow_weights_change
+        self.idle = seconds(self.title, "idle", idle)
+        self.ttl = seconds(self.title, "ttl", ttl)
         self.on_idle = on_idle
         self._names: dict[int, Id] = {}  # by slot: only kept if streams may leave by themselves
         self._due: dict[int, list[int]] = {}  # slots by the tick at which they may be idle
@@ -115,7 +134,7 @@ class StreamPool(Pool):
         """The record of a stream in the store that has not expired."""
         if self.store is None or not isinstance(id, str):
             return None
-        record = self.store.load(id)
+        record = self.store.load(checked_key(self.title, id))
         if record is None or not record.snapshot:
             return None
         if self.ttl is not None and record.saved + self.ttl <= self._clock():
@@ -171,7 +190,7 @@ class StreamPool(Pool):
             record = None if id in self._slots else self._stored(id)
             if record is None:
                 return super().tag(id)
-            return unpack(self._advance.look(), record.snapshot, self.key).tag
+            return self._unpacked(record.snapshot).tag
 
     def _refuse_expired(self, id: Id) -> None:
         gone = self._gone.get(id)
@@ -197,14 +216,18 @@ class StreamPool(Pool):
         self._check_room()
         held = self.store.load(id)
         if held is not None:  # looked at before it is claimed: a bad snapshot changes nothing
-            unpack(self._advance.look(), held.snapshot, self.key)
+            self._unpacked(held.snapshot)
         record = self.store.claim(id)
-        moment = unpack(self._advance.look(), record.snapshot, self.key)
+        moment = self._unpacked(record.snapshot)
         self._place(id, moment, record.epoch)
         slot = self._slots[id]
         block, row = self._blocks.one(slot)
         block["saved"][row] = moment.step
         return slot
+
+    def _unpacked(self, snapshot: bytes) -> Moment:
+        plan, allowed = self._advance.look(), self.allow_weights_change
+        return unpack(plan, snapshot, self.key, allow_weights_change=allowed)
 
     def refresh(self, id: Id) -> bool:
         """Drops the copy of a stream that has gone on in another pool; tells whether it had."""
@@ -299,8 +322,8 @@ class StreamPool(Pool):
 
     def flush_late(self) -> None:
         """Flushes if the policy's `seconds` have gone by; where no step may come, call it."""
-        seconds = self.policy.seconds
-        if seconds is not None and self._clock() - self._flushed >= seconds:
+        every = self.policy.seconds
+        if every is not None and self._clock() - self._flushed >= every:
             self.flush()
 
     def _has_moved(self, slot: int) -> bool:

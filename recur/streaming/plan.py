@@ -29,6 +29,7 @@ from recur.module import (
 from recur.recurrent import Bidirectional, Recur, Reversed
 from recur.recurrent.state import named_leaves
 from recur.regularise import EmbeddingDropout, LockedDropout, WeightDrop
+from recur.streaming.arguments import Form
 from recur.streaming.changes import Watch
 from recur.streaming.stages import (
     CellStage,
@@ -128,7 +129,7 @@ class Plan:
             return None
         if isinstance(layer, EmbeddingDropout):
             return self._stage(_below(path, "embedding"), layer.embedding)
-        self._refuse_hidden_states(layer)
+        self._refuse_strangers(layer)
         self._note_input(layer)
         if type(layer) in (Dense, CompressedDense) and fits_dense(layer):
             return DenseStage(layer)
@@ -169,7 +170,16 @@ class Plan:
             raise StateError(f"{self.title}: {label(layer)} is a container that no stream knows.")
         return JoinStage(label(layer), layer.connection, stages)
 
-    def _refuse_hidden_states(self, layer: Any) -> None:
+    def _refuse_strangers(self, layer: Any) -> None:
+        if not callable(layer) or isinstance(layer, type):
+            raise TypeError(
+                f"A stream of {self.title}: {label(layer)} is no layer, expected a recurrent layer "
+                "or a Chain, Parallel or SkipConnection of layers and functions."
+            )
+        if isinstance(layer, Cell):
+            raise StateError(
+                f"{self.title}: {label(layer)} is a cell. Put a recur.Recur around it to stream it."
+            )
         hidden = [inner for _, inner in walk(layer) if isinstance(inner, (Recur, WeightDrop))]
         if hidden:
             raise StateError(
@@ -378,6 +388,22 @@ class Plan:
         x = np.zeros(X.shape[1:], X.dtype)
         y = self.root.step(x, [part.copy() for part in state], scratch)
         return np.empty((0, *y.shape), y.dtype)
+
+    def form_of(self, x: np.ndarray) -> Form:
+        """Shape and dtype of an answer to rows like x (B, n_in), without the batch: by trying."""
+        y = self.step(x[:1].copy(), self.rest(), {})
+        return y.shape[1:], y.dtype
+
+    @functools.cached_property
+    def form(self) -> Form | None:
+        """The same for whatever an input is; None if the model does not say what that is."""
+        if self.vocabulary is None and self.n_in is None:
+            return None
+        x = np.zeros(1, np.int64) if self.vocabulary else np.zeros((1, self.n_in or 0), self.dtype)
+        try:
+            return self.form_of(x)
+        except Exception:  # of a function of the user's that takes something else
+            return None
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:

@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 
 from recur._kernels import hash_rows
-from recur.errors import Busy, Conflict, Gap, ShapeError, StreamError, UnknownStream
+from recur.errors import Busy, Conflict, Gap, StreamError, UnknownStream
 from recur.streaming.advance import Advance
+from recur.streaming.arguments import (
+    check_id,
+    check_out,
+    check_snapshots,
+    check_tag,
+    integers,
+    listed,
+    whole,
+)
 from recur.streaming.blocks import Blocks, Name, Places, rows_of, slot_columns
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
-from recur.streaming.slots import Id, Slots, check_tag, listed
+from recur.streaming.slots import Id, Slots
 from recur.streaming.snapshot import NO_TAG, Moment, pack, unpack
 
 
@@ -31,10 +40,9 @@ class Pool:
         rest: Rest = "learned",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"StreamPool: capacity is {capacity}, expected at least 1.")
+        capacity = whole("StreamPool", "capacity", capacity)
         plan = Plan(model)
-        self.limit = limit
+        self.limit = None if limit is None else whole("StreamPool", "limit", limit, 0)
         self._clock = clock
         self._rest = RestState(plan, rest)
         self._blocks = Blocks(slot_columns(plan.parts), capacity)
@@ -43,6 +51,7 @@ class Pool:
         self._advance = Advance(plan, self._blocks)
         self._departures = 0
         self._last_epoch = 0
+        self._mark = object()  # of this pool's `Slots`
 
     @property
     def model(self) -> Any:
@@ -61,6 +70,11 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"{self.title} of {len(self)} streams"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled. snapshot(ids) gives its streams as bytes."
+        )
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -89,6 +103,7 @@ class Pool:
         full.  Nothing was changed then.
         """
         with self._lock:
+            check_id(self.title, id)
             check_tag(self.title, tag)
             if id in self._slots:
                 if not takeover:
@@ -170,6 +185,7 @@ class Pool:
         """
         with self._lock:
             moment = self._moment(self._slot(id))
+            check_id(self.title, new)
             if new in self:
                 raise Conflict(
                     f"{self.title}: stream {new!r} is open already. Nothing was changed."
@@ -183,6 +199,7 @@ class Pool:
     # ------------------------------------------------------------ looking up
 
     def _slot(self, id: Id) -> int:
+        check_id(self.title, id)
         slot = self._slots.get(id)
         return self._missing(id) if slot is None else slot
 
@@ -193,10 +210,10 @@ class Pool:
         )
 
     def _places(self, ids: Iterable[Id]) -> tuple[tuple, Places]:
-        names = tuple(ids)
+        names = listed(self.title, ids)
         try:
             found = list(map(self._slots.__getitem__, names))
-        except KeyError:
+        except (KeyError, TypeError):
             # Bringing one stream back may send another away; the second look finds out.
             for id in names:
                 self._slot(id)
@@ -215,7 +232,7 @@ class Pool:
         with self._lock:
             names, places = self._places(ids)
             epochs = np.array(self._get("epoch", places))
-            return Slots(names, places, epochs, self._departures)
+            return Slots(self._mark, names, places, epochs, self._departures)
 
     def _get(self, name: Name, places: Places) -> np.ndarray:
         if places.count == 0:
@@ -225,7 +242,8 @@ class Pool:
 
     def _resolve(self, ids: Any) -> tuple[Sequence[Id], Places]:
         if not isinstance(ids, Slots):
-            return self._places(listed(ids))
+            return self._places(ids)
+        ids.check_owner(self.title, self._mark)
         if ids.seen != self._departures:
             gone = self._blocks.get("epoch", ids.places) != ids.epochs if len(ids) else np.zeros(0)
             lost = [id for id, away in zip(ids.ids, gone, strict=True) if away]
@@ -284,19 +302,16 @@ class Pool:
             digest = None if numbers is None else hash_rows(rows)
             again = None
             if numbers is not None:
-                again = self._check_numbers(names, places, np.asarray(numbers), digest)
+                again = self._check_numbers(names, places, numbers, digest)
+            if out is not None and places.count:
+                shape, dtype = self._blocks.columns.get("answer") or self.plan.form_of(rows)
+                check_out(self.title, out, ((*shape[::-1], places.count), dtype))
             if again is None:
                 answers = self._stepped(names, places, rows, digest, out)
             else:
                 answers = self._advance_some(names, places, rows, digest, ~again)
-            if out is None or answers is out:
+            if out is None or answers is out or not places.count:
                 return answers
-            if out.shape != answers.shape:
-                # The answers are stored: the same numbers give them again.
-                raise ShapeError(
-                    f"{self.title}: out has shape {out.shape}, the answers have "
-                    f"{answers.shape}. The steps were taken."
-                )
             out[...] = answers
             return out
 
@@ -310,8 +325,9 @@ class Pool:
         return answers
 
     def _check_epochs(self, names: Sequence[Id], places: Places, epochs: Any) -> None:
-        held = self._get("epoch", places)
-        for id, mine, given in zip(names, held.tolist(), np.asarray(epochs).tolist(), strict=True):
+        held = self._get("epoch", places).tolist()
+        told = integers(self.title, "epochs", epochs, places.count).tolist()
+        for id, mine, given in zip(names, held, told, strict=True):
             if mine != given:
                 raise Conflict(
                     f"{self.title}: stream {id!r} has been taken over: it is in epoch {mine}, the "
@@ -319,14 +335,10 @@ class Pool:
                 )
 
     def _check_numbers(
-        self, names: Sequence[Id], places: Places, numbers: np.ndarray, digest: Any
+        self, names: Sequence[Id], places: Places, numbers: Any, digest: Any
     ) -> np.ndarray | None:
         """Which steps were taken already and have their answer stored: (N,) bool, None if none."""
-        if numbers.shape != (places.count,) or numbers.dtype.kind not in "iu":
-            raise ShapeError(
-                f"{self.title}: numbers is {numbers.dtype} of shape {numbers.shape}, expected "
-                f"integers ({places.count},). Nothing was changed."
-            )
+        numbers = integers(self.title, "numbers", numbers, places.count)
         taken = self._get("step", places)
         if bool((numbers == taken + 1).all()):
             return None
@@ -485,6 +497,7 @@ class Pool:
         Raises `FormatError` as `Stream.restore`, `Conflict` if one of them is open already, `Busy`;
         no stream was opened then.
         """
+        check_snapshots(self.title, snapshots)
         with self._lock:
             plan = self._advance.look()
             moments = {

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recur.errors import ShapeError
+from recur.module import label
 from recur.streaming.stream import Stream
 from recur.tape import peek
 
@@ -48,5 +49,11 @@ def drift(model: Any, compressed: Any, xs: Any) -> Drift:
     y = np.asarray(first.run(X), np.float64)
     if y.shape[-1] == 0:
         raise ShapeError(f"drift: xs has shape {X.shape}, expected at least one step.")
-    apart = np.abs(second.run(X) - y).reshape(-1, y.shape[-1])
+    other = second.run(X)
+    if other.shape != y.shape:
+        raise ShapeError(
+            f"drift: {label(model)} answers {y.shape}, {label(compressed)} {other.shape}, expected "
+            "two models whose answers have one shape."
+        )
+    apart = np.abs(other - y).reshape(-1, y.shape[-1])
     return Drift(apart.max(0), apart.mean(0), float(np.abs(y).mean()))

@@ -9,6 +9,7 @@ import numpy as np
 
 from recur.errors import StateError
 from recur.recurrent.state import map_tree
+from recur.streaming.arguments import whole
 from recur.streaming.plan import Plan
 from recur.tape import peek, writes
 
@@ -28,6 +29,12 @@ class Settled:
     tol: float = 1e-6
     max_steps: int = 100_000
 
+    def __post_init__(self) -> None:
+        tol = self.tol
+        if not isinstance(tol, (int, float, np.integer, np.floating)) or not tol > 0:
+            raise ValueError(f"Settled: tol is {tol!r}, expected a positive number.")
+        whole("Settled", "max_steps", self.max_steps)
+
 
 Rest: TypeAlias = Literal["learned", "zeros"] | Settled
 
@@ -36,7 +43,8 @@ class RestState:
     """The state at rest of a plan's streams, found anew when the model was changed."""
 
     def __init__(self, plan: Plan, rest: Rest) -> None:
-        if rest not in ("learned", "zeros") and not isinstance(rest, Settled):
+        named = isinstance(rest, str) and rest in ("learned", "zeros")
+        if not named and not isinstance(rest, Settled):
             raise ValueError(
                 f"{plan.title}: rest is {rest!r}, expected 'learned', 'zeros' or Settled(x)."
             )

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recur.errors import FormatError
+from recur.streaming.arguments import check_key
 from recur.streaming.plan import Plan, shown
 
 VERSION = 1
@@ -61,6 +62,7 @@ class Moment:
 
 def pack(plan: Plan, moment: Moment, key: bytes | None = None) -> bytes:
     """The bytes of a stream of this model; with `key` they are signed."""
+    check_key(plan.title, key)
     flags = (_SIGNED if key is not None else 0) | (_ANSWERED if moment.answer is not None else 0)
     description = plan.description
     head = _HEAD.pack(
@@ -93,6 +95,7 @@ def unpack(
     Raises `FormatError`, having changed nothing, if the bytes are damaged, cut short or forged, of
     another version, or of another model.
     """
+    check_key(plan.title, key)
     name = f"{plan.title}: the snapshot"
     if not isinstance(snapshot, (bytes, bytearray, memoryview)):
         raise FormatError(f"{name} is a {type(snapshot).__name__}, expected bytes.")
@@ -129,6 +132,12 @@ def unpack(
         state.append(row.astype(part.dtype)[None])
         at += part.nbytes
     answer = _answer(name, body[at:]) if flags & _ANSWERED else None
+    form = plan.form if answer is not None else None
+    if answer is not None and form is not None and (answer.shape, answer.dtype) != form:
+        raise FormatError(
+            f"{name} holds an answer that is {answer.dtype} of shape {answer.shape}, expected "
+            f"{form[1]} of shape {form[0]}. Nothing was changed."
+        )
     if answer is None and at != len(body):
         raise FormatError(f"{name} has {len(body) - at} bytes too many. Nothing was changed.")
     if step < 0:
@@ -140,7 +149,7 @@ def _difference(body: bytes, length: int, plan: Plan) -> str:
     """In words, how the state in a snapshot differs from the model's."""
     try:
         parts = json.loads(body[_HEAD.size : _HEAD.size + length])
-        found = ", ".join(f"{path} {name} ({size},) {dtype}" for path, name, size, dtype in parts)
+        found = ", ".join(f"{path} {name} ({size},) {d}".strip() for path, name, size, d in parts)
     except (ValueError, TypeError, RecursionError):
         return "its description cannot be read"
     return f"its state is {found or 'empty'}, expected {shown(plan.parts)}"

@@ -337,4 +337,11 @@ def checked_key(title: str, key: Any) -> str:
             f"{title}: stream {key!r} is a {type(key).__name__}, and a store keeps streams by "
             "strings. Nothing was changed."
         )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise StreamError(
+            f"{title}: the name {key!r} is no text, expected what UTF-8 can hold. Nothing was "
+            "changed."
+        ) from None
     return key

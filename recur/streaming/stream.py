@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from recur._kernels import CellKernel, stream_call
 from recur.errors import Busy, ShapeError
 from recur.module import Live
+from recur.streaming.arguments import Form
 from recur.streaming.plan import Plan
 from recur.streaming.rest import Rest, RestState
 from recur.streaming.snapshot import Moment, pack, unpack
 from recur.streaming.stages import Scratch
 from recur.tape import peek
-
-Form: TypeAlias = "tuple[tuple[int, ...], np.dtype]"
 
 
 class Stream(Live):
@@ -74,6 +73,11 @@ class Stream(Live):
         if plan is not self._plan:
             self._plan, self._scratch, self._answer = plan, {}, None
         return plan
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled. fork() gives a second stream, snapshot() bytes."
+        )
 
     # ------------------------------------------------------------ stepping
 
