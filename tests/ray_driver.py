@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from serving import model
 import recur
 from recur import Stream
 from recur.serve.client import Client
-from recur.serve.ray import Deployment, deploy, strict_router
+from recur.serve.ray import PLACES, Deployment, deploy, strict_router
 
 STREAMS = 24
 
@@ -107,15 +108,41 @@ def main(folder, store, port):
     owners.close()
     for stream in load.streams:
         assert stream.steps == load.steps
-    refused = strict_router()
-    router = refused.__new__(refused)
-    router._deployment_id = "test"
-    try:
-        router.initialize_state(num_fallback_replica=0)  # misspelt, and Ray passes over it
-    except recur.RecurError as error:
-        assert "would try 2 other replicas" in str(error)
-        print("a router that would look elsewhere is refused")
+    check_router()
     ray.shutdown()
+
+
+def check_router():
+    from ray.serve._private.common import DeploymentID, ReplicaID
+
+    def router(**options):
+        kind = strict_router()
+        made = kind.__new__(kind)
+        made._deployment_id = "test"
+        made.initialize_state(**options)
+        return made
+
+    for options, message in (
+        # Misspelt, and Ray passes over them.
+        ({"num_fallback_replica": 0, "num_virtual_nodes": PLACES}, "would try 2 other replicas"),
+        ({"num_fallback_replicas": 0, "num_virtual_node": PLACES}, "has 100 places on its ring"),
+    ):
+        try:
+            router(**options)
+        except recur.RecurError as error:
+            assert message in str(error), error
+        else:
+            raise AssertionError(f"{options} were taken")
+    print("a router that would look elsewhere is refused")
+    ring = router(num_fallback_replicas=0, num_virtual_nodes=PLACES)
+    for trial in range(20):  # replicas have other names every time
+        replicas = [
+            ReplicaID(f"{trial}-{i}", deployment_id=DeploymentID(name="recur")) for i in range(4)
+        ]
+        ring._rebuild_ring(frozenset(replicas))
+        count = Counter(ring._lookup_ranked_replicas(f"stream-{n}")[0] for n in range(10_000))
+        assert max(count.values()) <= 1.15 * 2500, count
+    print("ten thousand streams are spread evenly over four replicas")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_s19_no_stream_notices_that_a_replica_is_killed_or_that_their_number_cha
         timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.strip().splitlines()) == 4, done.stdout
+    assert len(done.stdout.strip().splitlines()) == 5, done.stdout
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):

@@ -47,6 +47,8 @@ def add_to(subcommands: argparse._SubParsersAction) -> None:
                       help="seconds until a stream in the store expires (never)")  # fmt: skip
     kept.add_argument("--durable", action="store_true",
                       help="wait for the disk: streams survive a power cut")  # fmt: skip
+    kept.add_argument("--allow-weights-change", action="store_true",
+                      help="streams in the store go on with other weights")  # fmt: skip
     limits = parser.add_argument_group("limits")
     limits.add_argument("--bearer", metavar="TOKEN",
                         help="what every call must carry (or set RECUR_BEARER)")  # fmt: skip
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
         flush=flush_of(arguments),
         idle=arguments.idle,
         ttl=arguments.ttl,
+        allow_weights_change=arguments.allow_weights_change,
     )
     try:
         serve(
@@ -106,6 +109,7 @@ def run_ray(arguments: argparse.Namespace) -> None:
         flush=flush_of(arguments),
         idle=arguments.idle,
         ttl=arguments.ttl,
+        allow_weights_change=arguments.allow_weights_change,
         options=Options(**limits_of(arguments)),
         characters=characters,
     )

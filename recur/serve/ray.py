@@ -14,6 +14,10 @@ from typing import Any
 from recur.errors import RecurError
 from recur.serve.options import Options
 from recur.streaming import Flush, RedisStore, SQLiteStore, StateStore, StreamPool
+from recur.streaming.arguments import whole
+
+# Of a replica on the ring: with fewer, as Ray's own 100, some replicas have far more sessions.
+PLACES = 1000
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Deployment:
     file        the model's file, which every machine can read
     store       "redis://…", or an SQLite file where all replicas run on one machine
     characters  of a character model
+    allow_weights_change  as for `StreamPool`: for a new version of the model
     """
 
     file: str
@@ -32,6 +37,7 @@ class Deployment:
     ttl: float | None = None
     options: Options = field(default_factory=Options)
     characters: list[str] | None = None
+    allow_weights_change: bool = False
 
     def open_store(self) -> StateStore:
         """A connection of this process's own."""
@@ -50,6 +56,7 @@ class Deployment:
             flush=self.flush,
             idle=self.idle,
             ttl=self.ttl,
+            allow_weights_change=self.allow_weights_change,
         )
         return application(pool, self.options, characters=self.characters)
 
@@ -74,6 +81,7 @@ def deploy(
     Raises `ImportError` without the extra, `RecurError` if Ray would not keep streams where they
     are.
     """
+    replicas = whole("deploy", "replicas", replicas)
     try:
         import ray
         from ray import serve
@@ -106,7 +114,7 @@ def _bound(deployment: Deployment, replicas: int, cpus: float, name: str) -> Any
     served = serve.ingress(build)(Replica)
     router = RequestRouterConfig(
         request_router_class=f"{__name__}.StrictRouter",
-        request_router_kwargs={"num_fallback_replicas": 0},
+        request_router_kwargs={"num_fallback_replicas": 0, "num_virtual_nodes": PLACES},
     )
     return serve.deployment(
         name=f"{name}-replica",
@@ -136,6 +144,13 @@ def strict_router() -> type:
                 raise RecurError(
                     f"Ray's router would try {fallbacks} other replicas, expected 0: a session's "
                     "state would fork. This version of Ray is not known to recur."
+                )
+            places = getattr(self, "_num_virtual_nodes", None)
+            if places != PLACES:
+                raise RecurError(
+                    f"Ray's router has {places} places on its ring for a replica, expected "
+                    f"{PLACES}: some replicas would have many more sessions than others. This "
+                    "version of Ray is not known to recur."
                 )
 
     return StrictRouter
