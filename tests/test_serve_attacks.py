@@ -259,6 +259,73 @@ def serve_here(options, pool=None):
     return here
 
 
+class Wire:
+    """Stands between clients and a server.  Cut, it passes nothing on of the connections that there
+    are, and neither side is told: new ones work."""
+
+    def __init__(self, address):
+        self.to = urlsplit(address)
+        self.cuts = []
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.join, "127.0.0.1", 0)
+        self.address = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+        for task in self.cuts:
+            task.cancel()
+
+    def cut(self):
+        for task in self.cuts:
+            task.cancel()
+
+    async def join(self, reader, writer):
+        other_reader, other_writer = await asyncio.open_connection(self.to.hostname, self.to.port)
+        self.held = getattr(self, "held", [])
+        self.held += [writer, other_writer]  # an end that is forgotten would be closed
+
+        async def pass_on(source, sink):
+            while data := await source.read(1 << 16):
+                sink.write(data)
+                await sink.drain()
+            sink.close()
+
+        self.cuts += [
+            asyncio.create_task(pass_on(reader, other_writer)),
+            asyncio.create_task(pass_on(other_reader, writer)),
+        ]
+
+
+def test_s20_a_socket_of_which_one_end_is_gone_is_found_by_both_and_the_stream_goes_on(monkeypatch):
+    import recur.serve.client
+
+    assert 2 * recur.serve.client.PING <= 20 and 2 * Options().ping <= 20
+    monkeypatch.setattr(recur.serve.client, "PING", 0.3)
+
+    def sockets(server):
+        text = call(server, "GET", "/metrics")[2].decode()
+        return float(text.split("\nrecur_sockets ")[1].split()[0])
+
+    with serve_here(Options(ping=0.3)) as server:
+
+        async def work():
+            async with Wire(server.address) as wire, AsyncStream(wire.address) as stream:
+                for n in range(1, 6):
+                    assert np.array_equal(await stream.step(inputs(0, n)), expected(0, n)[:, -1])
+                wire.cut()
+                y = await asyncio.wait_for(stream.step(inputs(0, 6)), 15)
+                assert np.array_equal(y, expected(0, 6)[:, -1])
+                for _ in range(100):  # the server lets go of the socket that nobody answers on
+                    if await asyncio.to_thread(sockets, server) == 1:
+                        return
+                    await asyncio.sleep(0.1)
+                raise AssertionError("the server keeps a dead socket")
+
+        asyncio.run(work())
+
+
 def test_connections_on_which_nothing_comes_are_ended():
     head = b"POST /v1/streams HTTP/1.1\r\nHost: x\r\n"
     with serve_here(Options(slow=0.5)) as server:

@@ -269,6 +269,8 @@ def test_s6_an_expired_stream_says_after_which_step(tmp_path):
         assert np.array_equal(
             stream.step(np.ones(5)), Stream(model()).run(np.ones((5, 2)))[:, 1]
         )  # evicted, and back by itself
+        text = call(server, "GET", "/metrics")[2].decode()
+        assert 'recur_streams_idle_total{kept="true"} 1.0' in text
         deadline.wait(1.0)
         with pytest.raises(Expired) as error:
             stream.step(np.ones(5))

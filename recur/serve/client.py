@@ -23,14 +23,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from recur.errors import Busy, Gap, RecurError
+from recur.errors import Busy, FormatError, Gap, RecurError, ShapeError
 from recur.serve.protocol import (
     Stopping,
     Unavailable,
+    check_name,
     pack_frame,
     raise_error,
     read_json,
@@ -40,6 +41,7 @@ from recur.serve.protocol import (
 HISTORY = 1024  # inputs that a client keeps, to send them again
 SESSION = "X-Session-Id"  # by which a cluster finds the replica that has the stream
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+PING = 10.0  # seconds of silence until a sign of life is asked for, and then until none has come
 
 
 def choose(servers: Sequence[str], id: str) -> str:
@@ -53,6 +55,44 @@ def choose(servers: Sequence[str], id: str) -> str:
     return max(servers, key=lambda s: hashlib.blake2b(f"{s}\0{id}".encode()).digest())
 
 
+def addresses(servers: str | Sequence[str]) -> list[str]:
+    """A list of addresses; raises `ValueError` for what is none."""
+    found = [servers] if isinstance(servers, str) else list(servers or ())
+    if not found:
+        raise ValueError("no server was given, expected http://host:port, or a list of those.")
+    for server in found:
+        try:
+            parts = urlsplit(server)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except (ValueError, AttributeError, TypeError):
+            good = False
+        if not good:
+            raise ValueError(f"{server!r} is no address, expected http://host:port.")
+    return found
+
+
+def checked_secret(name: str, secret: Any) -> str:
+    """A token that can travel in a header; raises `ValueError` for another."""
+    if not isinstance(secret, str) or not (secret.isascii() and secret.isprintable()):
+        raise ValueError(f"the {name} is a {type(secret).__name__} that no header can hold, "
+                         "expected printable ASCII text.")  # fmt: skip
+    return secret
+
+
+def numbers(id: str, x: Any) -> np.ndarray:
+    """A copy of an input; raises `ShapeError` for what is no array of numbers."""
+    try:
+        array = np.array(x)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "fiub" or array.ndim > 1:
+        raise ShapeError(
+            f"Stream {id!r}: x is {array.dtype} of shape {array.shape}, expected numbers (n_in,) "
+            "or an index. Nothing was sent."
+        )
+    return array
+
+
 class History:
     """The inputs of the last steps, by number."""
 
@@ -60,7 +100,7 @@ class History:
         self.step = step  # of the last answer
         self._inputs: OrderedDict[int, np.ndarray] = OrderedDict()
 
-    def add(self, number: int, x: Any) -> None:
+    def add(self, number: int, x: np.ndarray) -> None:
         """Keeps a copy of the input of a step, and forgets the oldest."""
         self._inputs[number] = np.array(x)
         while len(self._inputs) > HISTORY:
@@ -95,9 +135,9 @@ class Client:
     def __init__(
         self, servers: str | Sequence[str], *, bearer: str | None = None, patience: float = 30.0
     ) -> None:
-        self.servers = [servers] if isinstance(servers, str) else list(servers)
-        self.bearer = bearer
-        self.patience = patience
+        self.servers = addresses(servers)
+        self.bearer = None if bearer is None else checked_secret("bearer token", bearer)
+        self.patience = _patience(patience)
         self._local = threading.local()
 
     def __enter__(self) -> Client:
@@ -108,26 +148,28 @@ class Client:
 
     def open(self, id: str | None = None) -> RemoteStream:
         """Opens a stream.  Raises `Conflict` if there is one of that name, `Busy`."""
-        id = id or secrets.token_hex(16)
+        id = secrets.token_hex(16) if id is None else check_name(id)
         # The token is the client's: asked again, because an answer was lost, it is the same stream.
         token = secrets.token_urlsafe(24)
         found = self.call(id, "POST", "/v1/streams", {"id": id}, token=token)
-        return RemoteStream(self, found["id"], found["token"], found["step"])
+        return RemoteStream(self, id, _of(found, "token"), _of(found, "step"))
 
     def resume(self, id: str, token: str) -> RemoteStream:
         """Goes on with a stream that was opened before.  Raises `UnknownStream`, `WrongToken`."""
-        found = self.call(id, "GET", f"/v1/streams/{quote(id)}", token=token)
-        return RemoteStream(self, id, token, found["step"])
+        found = self.call(check_name(id), "GET", f"/v1/streams/{id}", token=token)
+        return RemoteStream(self, id, token, _of(found, "step"))
 
     def takeover(self, id: str, token: str) -> RemoteStream:
         """As `resume`, under a new token: whoever has the old one is shut out."""
-        found = self.call(id, "POST", "/v1/streams", {"id": id, "takeover": True}, token=token)
-        return RemoteStream(self, id, found["token"], found["step"])
+        content = {"id": check_name(id), "takeover": True}
+        found = self.call(id, "POST", "/v1/streams", content, token=token)
+        return RemoteStream(self, id, _of(found, "token"), _of(found, "step"))
 
     def call(
         self, id: str, method: str, path: str, content: Any = None, *, token: str = ""
     ) -> dict[str, Any]:
         """One call to the server of stream `id`, until it is answered or patience ends."""
+        checked_secret("token", token)
         headers = {"Content-Type": "application/json", "Stream-Token": token, SESSION: id}
         if self.bearer is not None:
             headers["Authorization"] = f"Bearer {self.bearer}"
@@ -160,9 +202,17 @@ class Client:
         if answer.status >= 500 and not data.startswith(b'{"error"'):
             # Not from recur but from what stands before it, whose server has just gone.
             raise Stopping(f"{server} answered {answer.status}.")
-        found = read_json(data) if data else {}
-        if answer.status >= 400:
-            raise_error(found.get("error"))
+        try:
+            found = read_json(data) if data else {}
+        except FormatError:
+            found = {"error": None}
+        if answer.status >= 300 or "error" in found:
+            if not isinstance(found.get("error"), dict):
+                raise RecurError(
+                    f"{server} answered {answer.status} to {method} {path}, and not as recur serve "
+                    "does, expected JSON. Is it the address of a server of recur?"
+                )
+            raise_error(found["error"])
         return found
 
     def close(self) -> None:
@@ -171,11 +221,25 @@ class Client:
             connection.close()
 
 
+def _of(found: dict[str, Any], name: str) -> Any:
+    if name not in found:
+        raise RecurError(
+            f"The server answered without {name!r}. Is it the address of a server of recur?"
+        )
+    return found[name]
+
+
+def _patience(seconds: Any) -> float:
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < 1e9:
+        raise ValueError(f"patience is {seconds!r}, expected seconds, more than 0.")
+    return float(seconds)
+
+
 def _connection(server: str, timeout: float) -> http.client.HTTPConnection:
     parts = urlsplit(server)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    if parts.hostname is None:
-        raise ValueError(f"{server!r} is no address, expected http://host:port.")
+    assert parts.hostname is not None
     return kind(parts.hostname, parts.port, timeout=timeout)
 
 
@@ -203,7 +267,7 @@ class RemoteStream:
         be reached for longer than the client's patience.
         """
         number = self._history.step + 1
-        self._history.add(number, x)
+        self._history.add(number, numbers(self.id, x))
         y = self._sent_again(number, number)
         self._history.step = number
         return y
@@ -218,7 +282,7 @@ class RemoteStream:
                 if gap.expected is None or gap.expected >= number:
                     raise
                 return self._sent_again(gap.expected, last)
-        return np.array(found["y"], np.float32)
+        return np.array(_of(found, "y"), np.float32)
 
     def _patiently(self, content: dict[str, Any]) -> dict[str, Any]:
         """One step; a server that is busy is asked again."""
@@ -233,7 +297,7 @@ class RemoteStream:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _call(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
-        whole = f"/v1/streams/{quote(self.id)}{path}"
+        whole = f"/v1/streams/{self.id}{path}"
         return self.client.call(self.id, method, whole, content, token=self.token)
 
     def reset(self) -> None:
@@ -275,12 +339,12 @@ class AsyncStream:
                 'AsyncStream needs the package websockets: pip install "recur[serve]".'
             ) from None
         self._websockets = websockets
-        self.servers = [servers] if isinstance(servers, str) else list(servers)
-        self.id = id or secrets.token_hex(16)
-        self.token = token or secrets.token_urlsafe(24)
+        self.servers = addresses(servers)
+        self.id = secrets.token_hex(16) if id is None else check_name(id)
+        self.token = secrets.token_urlsafe(24) if token is None else checked_secret("token", token)
         self._opened = token is not None
-        self.bearer = bearer
-        self.patience = patience
+        self.bearer = None if bearer is None else checked_secret("bearer token", bearer)
+        self.patience = _patience(patience)
         self._history = History(0)
         self._asked = 0  # the number of the last step that was asked for
         self._futures: OrderedDict[int, asyncio.Future[np.ndarray]] = OrderedDict()
@@ -313,12 +377,13 @@ class AsyncStream:
 
     async def step(self, x: Any) -> np.ndarray:
         """One step: x (n_in,), or an index, gives y (n_out,) float32.  Raises as `RemoteStream`."""
+        given = numbers(self.id, x).astype(np.float32).reshape(-1)
         async with self._lock:
             if self._reader is None or self._reader.done():
                 await self._connect()
             self._asked += 1
             number = self._asked
-            self._history.add(number, np.asarray(x, np.float32).reshape(-1))
+            self._history.add(number, given)
             future = asyncio.get_running_loop().create_future()
             self._futures[number] = future
             with contextlib.suppress(self._websockets.ConnectionClosed):  # the reader sees to it
@@ -352,22 +417,38 @@ class AsyncStream:
                 await self._socket.send(pack_frame(number, x))
 
     async def _greet(self) -> int:
-        server = choose(self.servers, self.id)
+        """Connects; the step at which the stream stands.  No socket is left where it fails."""
+        try:
+            return await self._greeted(choose(self.servers, self.id))
+        except BaseException:
+            if self._socket is not None:
+                self._socket.transport.abort()
+            raise
+
+    async def _greeted(self, server: str) -> int:
         address = server.replace("http", "ws", 1).rstrip("/") + "/v1/ws"
         self._socket = await self._websockets.connect(
             address,
             additional_headers={SESSION: self.id},
-            ping_interval=10,
-            ping_timeout=10,
+            ping_interval=PING,
+            ping_timeout=PING,
             max_size=None,
         )
         first = {"resume": self.id} if self._opened else {"open": self.id}
         await self._socket.send(
             json.dumps({**first, "token": self.token, **_with(bearer=self.bearer)})
         )
-        found = read_json(await self._socket.recv())
+        try:
+            found = read_json(await asyncio.wait_for(self._socket.recv(), self.patience))
+        except asyncio.TimeoutError:
+            raise ConnectionError(f"{server} says nothing.") from None
         if "error" in found:
             raise_error(found["error"])
+        if type(found.get("step")) is not int:
+            raise RecurError(
+                f"{server} answered {str(found)[:80]}, and not as recur serve does, expected the "
+                "stream's step. Is it the address of a server of recur?"
+            )
         self._opened = True
         return int(found["step"])
 
@@ -386,6 +467,8 @@ class AsyncStream:
                     future.set_result(y)
         except self._websockets.ConnectionClosed:
             pass
+        except RecurError as broken:  # a frame that is none
+            error = broken
         if error is not None and not isinstance(error, (Busy, Unavailable)):
             self._fail(error)
         elif self._futures:

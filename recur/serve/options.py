@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recur.streaming.arguments import SHORTEST, amount, whole
+
 
 @dataclass(frozen=True)
 class Options:
@@ -17,6 +19,8 @@ class Options:
     pending      steps of one stream that may wait
     slow         seconds after which a client is dropped that does not read its answers, or does
                  not say what it wants
+    ping         seconds after which a silent socket is asked for a sign of life; after so many
+                 more without one it is ended
     connections  how many may be open at once, idle ones too
     max_wait     seconds that a step waits for others to join it
     stop         seconds in which connections must have ended when the server goes down
@@ -30,10 +34,24 @@ class Options:
     burst: int = 100
     pending: int = 64
     slow: float = 10.0
+    ping: float = 10.0
     connections: int = 100_000
     max_wait: float = 0.0
     stop: float = 5.0
     origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.bearer is not None and (not isinstance(self.bearer, str) or not self.bearer):
+            raise ValueError("Options: bearer is empty or no text, expected a secret, or None.")
+        for name in ("message", "burst", "pending", "connections"):
+            whole("Options", name, getattr(self, name))
+        if self.streams is not None:
+            whole("Options", "streams", self.streams, 0)
+        for name in ("slow", "ping", "stop"):
+            amount("Options", name, getattr(self, name), SHORTEST, "seconds")
+        amount("Options", "max_wait", self.max_wait, 0.0, "seconds")
+        if self.rate is not None:
+            amount("Options", "rate", self.rate, 1e-9)
 
 
 class Rate:

@@ -8,6 +8,7 @@ frame is {"step": n, "x": [...]} and {"step": n, "y": [...]}.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import struct
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from recur.errors import (
     UnknownStream,
 )
 
+_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 _NUMBER = struct.Struct("<Q")
 _FLOATS = np.dtype("<f4")
 
@@ -110,6 +112,15 @@ def raise_error(described: Any) -> NoReturn:
             fields = {f: described[f] for f in _FIELDS if f in described}
             raise kind(message, **fields)
     raise RecurError(f"the server failed: {message}")
+
+
+def check_name(id: Any) -> str:
+    """The name of a stream as it came; raises `FormatError` for what is none."""
+    if not isinstance(id, str) or not _NAME.fullmatch(id):
+        raise FormatError(
+            f"the name {str(id)[:40]!r} is none, expected 1 to 128 letters, digits or . _ : @ -"
+        )
+    return id
 
 
 def read_token(token: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,13 +12,11 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from recur.errors import Busy, FormatError
+from recur.errors import Busy
 from recur.serve.engine import Answer, Batch, Engine
 from recur.serve.options import Options, Rate
-from recur.serve.protocol import Unauthorised, describe_error
+from recur.serve.protocol import Unauthorised, check_name, describe_error
 from recur.streaming import Departure, StreamPool
-
-_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
 
 
 class Service:
@@ -32,6 +29,8 @@ class Service:
     def __init__(
         self, pool: StreamPool, options: Options, characters: list[str] | None = None
     ) -> None:
+        if not isinstance(pool, StreamPool):
+            raise TypeError(f"A server needs a StreamPool, got {pool!r}: StreamPool(model).")
         self.pool = pool
         self.options = options
         self.characters = characters
@@ -108,13 +107,7 @@ class Service:
 
     def name(self, id: Any) -> str:
         """The name of a stream to be opened: as given, checked, or a new one."""
-        if id is None:
-            return uuid.uuid4().hex
-        if not isinstance(id, str) or not _NAME.fullmatch(id):
-            raise FormatError(
-                f"the name {str(id)[:40]!r} is none, expected 1 to 128 letters, digits or . _ : @ -"
-            )
-        return id
+        return uuid.uuid4().hex if id is None else check_name(id)
 
     def input(self, x: np.ndarray) -> np.ndarray:
         """An input as it came, as the pool takes it for one stream."""
