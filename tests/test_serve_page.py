@@ -96,6 +96,7 @@ def test_a_signal_is_fed_and_seen_by_keyboard_alone(browser, tmp_path):
         wait(browser, "/^[0-9.]+ ms/.test(document.getElementById('latency-now').textContent)")
         wait(browser, "document.getElementById('size-now').textContent.includes('of 1')")
         assert painted(browser, "latency") > 1
+        assert browser.find_element(By.ID, "legend").text.startswith("input 1 of 5")
         browser.save_screenshot(str(tmp_path.parent / "signal.png"))
         # A second page that guesses the name does not get the stream; with the token it does.
         token = browser.find_element(By.ID, "token").get_attribute("value")

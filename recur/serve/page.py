@@ -17,7 +17,8 @@ _STYLE = """
   .row { display: flex; flex-wrap: wrap; gap: .6rem; align-items: end; margin-top: .5rem; }
   label { display: grid; font-size: .85rem; gap: .15rem; }
   input, select, textarea, button { font: inherit; padding: .3rem .5rem; box-sizing: border-box; }
-  input, select, button { min-height: 2.4rem; } textarea { width: 100%; }
+  input, select, button { min-height: 2.4rem; } input[type=range] { margin: 0; }
+  textarea { width: 100%; }
   button { cursor: pointer; } button:disabled { cursor: default; }
   :focus-visible { outline: 3px solid var(--one); outline-offset: 2px; }
   canvas { display: block; width: 100%; border: 1px solid var(--line); box-sizing: border-box; }

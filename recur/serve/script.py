@@ -6,7 +6,8 @@ SCRIPT = r"""
 "use strict";
 const $ = id => document.getElementById(id);
 const COLUMNS = 300;  // steps that the pictures show
-const PASSING = ["busy", "stopping", "internal"];  // errors that a later attempt may not meet
+// Errors that a later attempt may not meet.
+const PASSING = ["busy", "stopping", "store", "internal"];
 let model = null, socket = null, held = null, step = 0, asked = 0, sent = new Map();
 let writing = false, running = null, resetting = false, logits = null, drawing = false;
 let pause = 0, retry = null, thinking = null, typed = "";
@@ -27,6 +28,7 @@ async function look() {
     $("model").textContent = model.model;
     $("text").hidden = !model.characters;
     $("signal").hidden = !!model.characters;
+    if (model.n_in > 1) $("legend").firstChild.textContent = `input 1 of ${model.n_in}`;
   } catch (problem) { $("model").textContent = problem.message; }
 }
 const fail = text => { $("error").textContent = text; };
