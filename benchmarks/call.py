@@ -90,7 +90,8 @@ def main() -> None:
             if store is not None:
                 store.close()
         command = [sys.executable, "-m", "recur", "serve", str(file), "--port", "0"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        # Elsewhere than among the sources, whose recur is not the one that is installed.
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split()[-1]
