@@ -41,7 +41,8 @@ from recur.serve.protocol import (
 HISTORY = 1024  # inputs that a client keeps, to send them again
 SESSION = "X-Session-Id"  # by which a cluster finds the replica that has the stream
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-PING = 10.0  # seconds of silence until a sign of life is asked for, and then until none has come
+PING = 6.0  # seconds of silence until a sign of life is asked for, then until none has come, then
+# until the socket is given up for lost
 
 
 def choose(servers: Sequence[str], id: str) -> str:
@@ -320,7 +321,7 @@ class AsyncStream:
     id, token                  of a stream that is open already; without a token one is opened
 
     Answers come in the order of the steps.  A connection that is silent is asked for a sign of life
-    every 10 seconds and given up after 10 more.  Raises `ImportError` without the extra.
+    every 6 seconds and given up after at most 12 more.  Raises `ImportError` without the extra.
     """
 
     def __init__(
@@ -432,6 +433,7 @@ class AsyncStream:
             additional_headers={SESSION: self.id},
             ping_interval=PING,
             ping_timeout=PING,
+            close_timeout=PING,
             max_size=None,
         )
         first = {"resume": self.id} if self._opened else {"open": self.id}
