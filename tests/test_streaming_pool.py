@@ -531,6 +531,36 @@ def test_a_layer_that_raises_leaves_every_stream_as_it_was(rng):
     assert pool.snapshot(names) == before
 
 
+@pytest.mark.parametrize("stepped", [0, 2], ids=["first step", "third step"])
+@pytest.mark.parametrize("failure", [RuntimeError("no"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_clock_that_raises_leaves_every_stream_as_it_was(name, failure, stepped, rng):
+    fail = [False]
+
+    def clock():
+        if fail[0]:
+            raise failure
+        return 5.0
+
+    pool, names = opened(models()[name], 4, clock=clock)
+    X = inputs(name, (4, 3), rng)
+    expected = alone(models()[name], X)
+    for t in range(stepped):
+        pool.step(names, X[..., t])
+    before = pool.snapshot(names)
+    fail[0] = True
+    for some in (names, names[::-2]):
+        with pytest.raises(type(failure)):
+            pool.step(some, X[..., : len(some), stepped], numbers=[stepped + 1] * len(some))
+    with pytest.raises(type(failure)):
+        pool.open("new")
+    assert pool.snapshot(names) == before and "new" not in pool
+    fail[0] = False
+    y = pool.step(names, X[..., stepped], numbers=[stepped + 1] * 4)
+    assert_same(name, y, expected[..., stepped])
+    pool.open("new")
+
+
 def test_threads_may_share_a_pool(rng):
     model = models()["two layers"]
     pool, names = opened(model, 8, capacity=2)

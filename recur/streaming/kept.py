@@ -268,11 +268,11 @@ class StreamPool(Pool):
             if self.store is not None and isinstance(id, str):
                 self.store.delete(id, epoch)
 
-    def _placed(self, id: Id, slot: int) -> None:
+    def _placed(self, id: Id, slot: int, now: float) -> None:
         if self._tracked:
             self._names[slot] = id
         if self.idle is not None:
-            self._watch(slot, self._clock())
+            self._watch(slot, now)
 
     def _remove(self, id: Id) -> None:
         self._names.pop(self._slots[id], None)

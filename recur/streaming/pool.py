@@ -145,6 +145,7 @@ class Pool:
         self._check_room()
         if moment.answer is not None:
             self._know_answer(moment.answer.shape, moment.answer.dtype)
+        now = float(self._clock())  # the caller's own function, which may raise: no slot is taken
         slot = self._blocks.take()
         block, row = self._blocks.one(slot)
         for i, part in enumerate(moment.state):
@@ -153,17 +154,17 @@ class Pool:
         block["digest"][row] = moment.digest
         block["answered"][row] = moment.answer is not None
         block["epoch"][row] = epoch
-        block["time"][row] = self._clock()
+        block["time"][row] = now
         block["due"][row] = 0
         block["saved"][row] = -1
         block["tag"][row] = np.frombuffer(moment.tag, np.uint8)
         if moment.answer is not None:
             block["answer"][row] = moment.answer
         self._slots[id] = slot
-        self._placed(id, slot)
+        self._placed(id, slot, now)
 
-    def _placed(self, id: Id, slot: int) -> None:
-        """Called when a stream has got its slot."""
+    def _placed(self, id: Id, slot: int, now: float) -> None:
+        """Called when a stream has got its slot, at the time `now`."""
 
     def close(self, id: Id) -> None:
         """Ends a stream; its memory serves the next.  Raises `UnknownStream`."""
@@ -411,10 +412,11 @@ class Pool:
         answered = self._at_once(names, places, rows.T, digest, out)
         if answered is not None:
             return answered
+        now = float(self._clock())  # the caller's own function, which may raise: nothing has moved
         answers = self._advance.answers(places, rows)
         self._know_answer(answers.shape[1:], answers.dtype)
         self._blocks.put("answer", places, answers)
-        self._blocks.mark(places, self._clock(), digest)
+        self._blocks.mark(places, now, digest)
         self._finished(names, places)
         return answers.T
 
