@@ -22,7 +22,7 @@ from recur.serve.protocol import (
     raise_error,
     unpack_frame,
 )
-from recur.streaming import Flush, MemoryStore, StreamPool
+from recur.streaming import Flush, MemoryStore, SQLiteStore, StreamPool
 
 X = np.sin(np.arange(5 * 40).reshape(5, 40)).astype(np.float32)
 
@@ -90,6 +90,71 @@ def test_s10_a_step_waits_for_others_no_longer_than_it_is_told():
         assert [batch.size for batch in engine.recent] == [3]
 
     run(work, max_wait=0.2)
+
+
+def threads_of_steps(pool):
+    """Where each step of the pool is taken from now on: a list that grows."""
+    found, step = [], pool.step
+
+    def noted(*args, **more):
+        found.append(threading.current_thread())
+        return step(*args, **more)
+
+    pool.step = noted
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "short"),
+    [("no store", True), ("memory", True), ("file", False), ("function", False), ("large", False)],
+)
+def test_a_step_is_taken_in_the_loop_if_it_is_short_and_waits_for_nothing(kind, short, tmp_path):
+    store = {"memory": MemoryStore(), "file": SQLiteStore(tmp_path / "streams.db")}.get(kind)
+    own = Chain(LSTM(5, 4), lambda y: y) if kind == "function" else model()
+    pool = StreamPool(own, store=store)
+    threads = threads_of_steps(pool)
+
+    async def work(engine):
+        names, tags = await opened(engine, 1)
+        for t in range(4):
+            if t and kind == "large":
+                engine._seconds = 1.0
+            await engine.submit(names[0], X[:, t], t + 1, tags[names[0]])
+
+    run(work, pool)
+    main = threading.main_thread()
+    # How long one takes is known from the first on.
+    assert [thread is main for thread in threads] == [False, *[short] * 3]
+
+
+def test_a_step_does_not_overtake_what_the_pools_thread_does_also_if_nobody_waits_for_it():
+    pool = StreamPool(model())
+    threads = threads_of_steps(pool)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        entered.set()
+        assert go_on.wait(20)
+        pool.reset(["s0"])
+
+    async def work(engine):
+        names, tags = await opened(engine, 1)
+        for t in range(2):
+            await engine.submit(names[0], X[:, t], t + 1, tags[names[0]])
+        call = asyncio.create_task(engine.call(slow))
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        call.cancel()
+        answer = engine.submit(names[0], X[:, 0], None, tags[names[0]])
+        await asyncio.sleep(0.05)
+        assert call.cancelled() and not answer.done()
+        go_on.set()
+        assert (await answer).number == 1, "the stream was not reset before"
+        await engine.submit(names[0], X[:, 1], 2, tags[names[0]])
+
+    run(work, pool)
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [False, True, False, True]
 
 
 def test_the_steps_of_one_stream_follow_one_another_and_others_have_their_turn():

@@ -2,6 +2,11 @@
 
 What arrives while a step runs goes into the next one, which begins as soon as the pool is free (or
 `max_wait` later, if more streams are to be gathered).  A stream's own steps follow one another.
+
+Steps run in a thread of the pool's own, so that the event loop goes on reading.  But to hand a
+short one over and back costs more than it takes, and each time that the thread wants to go on it
+waits for the loop to leave Python's lock, up to 5 ms: a step that is shorter than that, and for
+which nothing but kernels runs, is taken in the loop itself.
 """
 
 from __future__ import annotations
@@ -15,8 +20,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,13 +29,14 @@ import numpy as np
 
 from recur.errors import Busy, Conflict, FormatError, RecurError
 from recur.serve.protocol import Stopping, StoreFailed, WrongToken, own_error
-from recur.streaming import Departure, StreamPool
+from recur.streaming import Departure, MemoryStore, StreamPool
 
 Result = TypeVar("Result")
 log = logging.getLogger("recur.serve")
 RECENT = 240  # batches of which sizes and times are kept
 LEAST_TOKEN, MOST_TOKEN = 32, 256  # characters
-
+# Seconds that a step may take in the event loop: no more than another thread takes from it anyway.
+SHORT = 5e-3
 
 _NO_LONGER = (
     "The token is not that of stream {!r}, or was replaced by a takeover. Nothing was changed."
@@ -75,7 +81,7 @@ class Batch:
 
 
 class Engine:
-    """Owns a pool: all its calls go through one thread, one after the other.
+    """Owns a pool: its calls follow one another, in a thread or, if they are short, in the loop.
 
     max_wait   seconds that a step waits for others to join it when the pool is free
     max_batch  how many streams step together at most
@@ -109,6 +115,13 @@ class Engine:
         self._owed: dict[str, int] = {}
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "recur-pool")
+        # Calls that the thread has not finished: while there are any, the pool is not the loop's.
+        self._under_way: set[Future[Any]] = set()
+        # What never waits, for a disk or for a function of the user's, may run in the loop.
+        self._never_waits = pool.plan.sealed and (
+            pool.store is None or isinstance(pool.store, MemoryStore)
+        )
+        self._seconds: float | None = None  # of processor time that a step of one stream takes
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -137,13 +150,11 @@ class Engine:
 
     async def call(self, function: Callable[..., Result], *args: Any) -> Result:
         """`function(*args)` in the pool's thread, between two steps.  Raises `StoreFailed` too."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-        except Exception as error:
-            own = _reported(error)
-            if own is error:
-                raise
-            raise own from error
+        future = self._thread.submit(function, *args)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        with _reporting():
+            return await asyncio.wrap_future(future)
 
     async def _keep(self) -> None:
         """Lets idle streams go, and flushes by time, also when nobody steps."""
@@ -255,7 +266,11 @@ class Engine:
                 await self._gather()
             batch = self._next()
             try:
-                results = await self.call(self._step, batch)
+                if self._is_short(len(batch)):
+                    with _reporting():
+                        results = self._step(batch)
+                else:
+                    results = await self.call(self._step, batch)
             except Exception as error:
                 results = [error] * len(batch)
             for request, result in zip(batch, results, strict=True):
@@ -263,6 +278,13 @@ class Engine:
                     _fail(request, result)
                 elif not request.answer.done():
                     request.answer.set_result(result)
+            await asyncio.sleep(0)  # the turn of the others, also if more steps wait already
+
+    def _is_short(self, streams: int) -> bool:
+        """Whether a step of that many streams may be taken in the event loop now."""
+        if not self._never_waits or self._under_way or self._seconds is None:
+            return False
+        return streams * self._seconds <= SHORT
 
     async def _gather(self) -> None:
         """Waits for others, until the oldest request has waited long enough."""
@@ -281,17 +303,21 @@ class Engine:
                 self._waiting[key] = queue  # at the end: the others have their turn first
         return batch
 
-    # In the pool's thread.
+    # In the pool's thread, or in the loop while that has nothing to do.
 
     def _step(self, batch: list[Request]) -> list[Any]:
         """The answer, or the error, of each request."""
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.thread_time()
         results: list[Any] = [None] * len(batch)
         self._attempt(batch, list(range(len(batch))), results)
         lost = [i for i, request in enumerate(batch) if _was_elsewhere(request, results[i])]
         if lost:  # their copies here are dropped: the number fits where the other owner has them
             self._attempt(batch, lost, results)
         self._note(batch, begun)
+        # Not the time on the clock, which also has what the thread waited for Python's lock.
+        used = (time.thread_time() - used) / len(batch)
+        before = used if self._seconds is None else self._seconds
+        self._seconds = before + (used - before) / 8
         return results
 
     def _attempt(self, batch: list[Request], some: list[int], results: list[Any]) -> None:
@@ -395,6 +421,18 @@ class Engine:
 def tag_of(token: str) -> bytes:
     """What is kept of a token: enough to know it again, not to guess it."""
     return hashlib.sha256(token.encode()).digest()[:16]
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[None]:
+    """Raises a client's error, as `_reported` gives it, in place of what was raised."""
+    try:
+        yield
+    except Exception as error:
+        own = _reported(error)
+        if own is error:
+            raise
+        raise own from error
 
 
 def _reported(error: Exception) -> Exception:
