@@ -202,45 +202,57 @@ def test_s6_a_connected_client_hears_that_its_stream_expired(tmp_path):
     asyncio.run(work())
 
 
-def test_a_client_that_does_not_read_is_dropped_and_others_go_on(tmp_path):
+class Lazy:
+    """A socket without a network whose sends take `pause` seconds, except the first."""
+
+    def __init__(self, pause, steps):
+        self.headers, self.pause, self.steps = {}, pause, steps
+        self.sent, self.received, self.closed = 0, 0, False
+        self.read = asyncio.Event()
+
+    async def accept(self):
+        pass
+
+    async def receive(self):
+        self.received += 1
+        if self.received == 1:
+            return {"type": "websocket.receive", "text": '{"open": "lazy"}'}
+        if self.received <= 1 + self.steps:
+            return {"type": "websocket.receive", "bytes": pack_frame(0, np.ones(5))}
+        await self.read.wait()
+        return {"type": "websocket.disconnect"}
+
+    async def send_text(self, text):
+        self.sent += 1
+
+    async def send_bytes(self, data):
+        await asyncio.sleep(self.pause)
+        self.sent += 1
+        if self.sent == 1 + self.steps:
+            self.read.set()
+
+    async def close(self, code, reason):
+        self.closed = True
+
+
+@pytest.mark.parametrize(("pause", "steps"), [(3600, 1000), (0.1, 12)])
+def test_a_client_is_dropped_that_does_not_read_and_kept_if_it_reads_slowly(pause, steps):
     # Reading is the network's affair up to some megabytes; what lies behind is the server's.
     from recur.serve.options import Options
     from recur.serve.service import Service
     from recur.serve.socket import StreamSocket
     from recur.streaming import StreamPool
 
-    class Deaf:
-        """A socket whose sends wait for ever after the first."""
-
-        def __init__(self):
-            self.headers = {}
-            self.sent, self.received, self.closed = 0, 0, False
-
-        async def accept(self):
-            pass
-
-        async def receive(self):
-            self.received += 1
-            if self.received == 1:
-                return {"type": "websocket.receive", "text": '{"open": "deaf"}'}
-            return {"type": "websocket.receive", "bytes": pack_frame(0, np.ones(5))}
-
-        async def send_text(self, text):
-            self.sent += 1
-
-        async def send_bytes(self, data):
-            await asyncio.sleep(3600)
-
-        async def close(self, code, reason):
-            self.closed = True
-
     async def work():
-        service = Service(StreamPool(model()), Options(slow=0.2, pending=8))
+        service = Service(StreamPool(model()), Options(slow=0.6, pending=8))
         service.engine.start()
-        socket = Deaf()
+        socket = Lazy(pause, steps)
         await asyncio.wait_for(StreamSocket(service, socket).run(), 10)
-        assert socket.sent == 1
-        assert socket.received < 20, "inputs pile up while answers are not read"
+        if pause > 1:
+            assert socket.sent == 1
+            assert socket.received < 20, "inputs pile up while answers are not read"
+        else:
+            assert socket.sent == 1 + steps, "each send was in time, though not all together"
         await service.engine.stop()
 
     asyncio.run(work())

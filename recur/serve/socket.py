@@ -45,6 +45,9 @@ class StreamSocket:
             max(service.options.pending - 2, 1)
         )
         self._expired: Expired | None = None
+        self._sending: tuple[float, asyncio.Task[Any] | None] | None = None  # since when, and whose
+        self._look: asyncio.TimerHandle | None = None
+        self._late: asyncio.Task[Any] | None = None  # was cancelled because its send took too long
 
     async def run(self) -> None:
         """Serves the connection until either side ends it."""
@@ -59,6 +62,9 @@ class StreamSocket:
             await self._close(error)
             if not isinstance(error, RecurError):
                 raise  # to the log
+        finally:
+            if self._look is not None:
+                self._look.cancel()
 
     async def _greet(self) -> None:
         message = read_json(await self._first())
@@ -199,10 +205,35 @@ class StreamSocket:
             if isinstance(message, bytes)
             else self.socket.send_text(json.dumps(message, separators=(",", ":")))
         )
+        # One timer a connection looks every now and then whether the send of that moment is late:
+        # `asyncio.wait_for` would make a task and a timer for each.
+        loop = asyncio.get_running_loop()
+        sender = asyncio.current_task()
+        self._sending = loop.time(), sender
+        if self._look is None:
+            self._look = loop.call_later(self.service.options.slow, self._look_at_sending, loop)
         try:
-            await asyncio.wait_for(sending, self.service.options.slow)
-        except Exception:  # too slow, or gone: each web server says that in its own way
+            await sending
+        except asyncio.CancelledError:
+            if self._late is not sender:
+                raise
             raise _Gone from None
+        except Exception:  # it has gone: each web server says that in its own way
+            raise _Gone from None
+        finally:
+            self._sending = None
+
+    def _look_at_sending(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._look = None
+        if self._sending is None:
+            return  # the next send begins anew
+        since, sender = self._sending
+        left = since + self.service.options.slow - loop.time()
+        if left > 0:
+            self._look = loop.call_later(left, self._look_at_sending, loop)
+        elif sender is not None:
+            self._late = sender
+            sender.cancel()
 
     async def _close(self, error: BaseException) -> None:
         described, _, code = self.service.error(error)
