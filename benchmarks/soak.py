@@ -7,8 +7,9 @@ python benchmarks/soak.py load --steps 9000000                  # half an hour o
 kills   S8: `kill -9` at random moments, half of them on a pool of 200 streams, half on a server
         with 300 sockets; every answer is compared with that of a single process
 growth  S12: 10^6 steps of 10,000 streams in a pool; memory must stay flat
-load    S10, S18: 10^6 steps of 500 sockets, evenly paced; the server's memory must stay flat, and
-        the mean batch of the last tenth lie within 5 % of that of the first
+load    S10, S18: 10^6 steps of 500 sockets in windows, each evenly paced at first, then as fast as
+        answers come: neither throughput and the mean batch of the latter, nor latency of the
+        former, nor the server's memory may decay (see `judge`)
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ TESTS = HERE.parent / "tests"
 AT_ONCE = 10  # kills of one store
 GROWTH = 8.0  # MiB that are allowed
 STREAMS = 500
+WINDOWS = 50
+DECAY = 0.05  # of throughput and batches from the first window to the last, that is allowed
+SLOWER = 0.25  # of latency: it is a few milliseconds, and swings more
+LEAK = 1.0  # MiB in the second half, when all that is kept for good has been made
 
 
 def say(what, **found):
@@ -85,22 +90,70 @@ def growth(options):
     return now - first <= GROWTH
 
 
+def trend(values):
+    """The change from the first value to the last along the Theil-Sen line, and how sure it is.
+
+    The line's slope is the median of the slopes between all pairs (Sen 1968): up to 29 % of the
+    values may be anything.  The second number is Kendall's z: the change's sign is chance in one of
+    740 runs without a trend if it lies beyond 3 (Mann 1945).
+    """
+    import numpy as np
+
+    values = np.asarray(values, float)
+    n = len(values)
+    i, j = np.triu_indices(n, 1)
+    slopes = (values[j] - values[i]) / (j - i)
+    z = np.sign(slopes).sum() / np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return float(np.median(slopes)) * (n - 1), float(z)
+
+
+def judge(windows):
+    """What the windows of a load say about decay: figures, and "held".
+
+    Throughput and batches: the change of their logarithms along the line must be no worse than
+    `DECAY`.  With 50 windows the line's change has a standard error of half a window's noise, so
+    that noise of up to 4 % hides no decay of 10 %, nor shows one that is not there.  "noise" is
+    what the windows are off the line.  p50 and p99: they may not rise by more than `SLOWER`, unless
+    that is chance.  Memory: `GROWTH` from the first window to the last, `LEAK` in the second half.
+    """
+    import numpy as np
+
+    found, held = {}, True
+    for name, limit in (("most_a_second", DECAY), ("batch", DECAY), ("p50_ms", None),
+                        ("p99_ms", None)):  # fmt: skip
+        logs = np.log([w[name] for w in windows])
+        change, z = trend(logs)
+        off = logs - change * np.arange(len(logs)) / max(len(logs) - 1, 1)
+        noise = 1.4826 * float(np.median(np.abs(off - np.median(off))))
+        found[name] = {"change": round(float(np.expm1(change)), 4), "z": round(z, 2),
+                       "noise": round(noise, 4)}  # fmt: skip
+        if limit is not None:
+            held &= bool(np.expm1(change) >= -limit)
+        else:
+            held &= bool(np.expm1(change) <= SLOWER or z <= 3)
+    memory = [w["server_MiB"] for w in windows]
+    grown, leak = memory[-1] - memory[0], trend(memory[len(memory) // 2 :])[0]
+    found["MiB"] = {"grown": round(grown, 2), "second_half": round(leak, 2)}
+    return found | {"held": held and grown <= GROWTH and leak <= LEAK}
+
+
 def load(options):
     seconds = options.steps / STREAMS / options.rate
     command = [sys.executable, HERE / "streams_serve.py", "--long", "--streams", str(STREAMS)]
     command += ["--rate", str(options.rate), "--seconds", str(seconds)]
-    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
+    command += ["--windows", str(options.windows)]
+    done = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, text=True)
+    windows = []
+    for line in done.stdout:
+        windows.append(json.loads(line))
+        say("load", **windows[-1])
+    if done.wait() or not windows:
         say("load", failed=done.returncode)
         return False
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    for row in rows:
-        say("load", **row)
-    grown = rows[-1]["server_MiB"] - rows[0]["server_MiB"]
-    decay = rows[-1]["batch"] / rows[0]["batch"]
-    say("load", answers=sum(row["answers"] for row in rows), MiB_grown=round(grown, 2),
-        last_batch_of_first=round(decay, 4))  # fmt: skip
-    return grown <= GROWTH and decay >= 0.95
+    found = judge(windows)
+    answers = sum(w["answers"] for w in windows)
+    say("load", answers=answers, **found)
+    return found["held"] and answers >= options.steps
 
 
 def main():
@@ -113,6 +166,7 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rate", type=float, default=7.0, help="steps a second of each socket")
+    parser.add_argument("--windows", type=int, default=WINDOWS, help="of the load")
     options = parser.parse_args()
     held = {}
     for part in options.parts:

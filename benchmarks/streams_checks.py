@@ -6,7 +6,8 @@ python benchmarks/streams_checks.py subnormals       # S14
 python benchmarks/streams_checks.py steps --against v0.1.0     # S21: builds that commit, minutes
 
 loop        100 threads that each run a stream in blocks, and an asyncio loop that is to tick every
-            millisecond: how late it comes, p99, beside the same without threads.  Wanted: 1 ms
+            millisecond: how late it comes, p99, beside the same without threads, and with threads
+            that hash for as long.  Wanted: at most 1 ms more than without
 subnormals  10^6 steps of input 0 after input that sounds like speech, beside 10^6 steps of that
             input: what a step costs.  Wanted: at most 1.05 times as much
 steps       one step of an LSTM and a GRU, this recur beside that of another commit (the last
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import statistics
@@ -30,13 +32,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = 9
+ROUNDS = 5
 
 STEPS = """
 import json, statistics, time
 import numpy as np
 import recur
 from recur import GRU, LSTM
-found = {}
+found = {"file": recur.__file__}
 for layer in (LSTM, GRU):
     for size in ((16, 32), (64, 128)):
         m = layer(*size, rng=np.random.default_rng(0))
@@ -74,27 +77,47 @@ def loop(options):
             due = max(due + 1e-3, time.perf_counter())
             await asyncio.sleep(due - time.perf_counter())
             late.append(time.perf_counter() - due)
-        return round(float(np.quantile(late, 0.99)) * 1e3, 3)
+        return float(np.quantile(late, 0.99)) * 1e3
 
-    def work(stop, counts, at):
+    def streams():
         stream, out = Stream(model), np.empty((100, 128), np.float32).T
+        return lambda: stream.run(X, out)
+
+    def took(call):
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    block = statistics.median(took(streams()) for _ in range(100))
+    data = bytes(1 << 20)  # as much of it as is hashed, without Python's lock, in the same time
+    data = data[: int(len(data) * block / statistics.median(
+        took(lambda: hashlib.sha256(data).digest()) for _ in range(20)))]  # fmt: skip
+
+    def hashes():
+        return lambda: hashlib.sha256(data).digest()
+
+    def work(make, stop):
+        call = make()
         while not stop.is_set():
-            stream.run(X, out)
-            counts[at] += 100
+            call()
             time.sleep(options.pause)
 
-    alone = asyncio.run(ticks(options.seconds))
-    stop, counts = threading.Event(), [0] * options.threads
-    threads = [threading.Thread(target=work, args=(stop, counts, i)) for i in range(len(counts))]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    among = asyncio.run(ticks(options.seconds))
-    stop.set()
-    for thread in threads:
-        thread.join()
-    rate = round(sum(counts) / (time.perf_counter() - begun))
-    say("S13 loop", p99_ms=among, p99_ms_alone=alone, threads=len(counts), steps_a_second=rate)
+    found = {"alone": [], "streams": [], "hashes": []}
+    for _ in range(ROUNDS):
+        for name, make in (("alone", None), ("streams", streams), ("hashes", hashes)):
+            stop = threading.Event()
+            count = options.threads if make else 0
+            threads = [threading.Thread(target=work, args=(make, stop)) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            found[name].append(asyncio.run(ticks(options.seconds)))
+            stop.set()
+            for thread in threads:
+                thread.join()
+    stall = statistics.median(a - b for a, b in zip(found["streams"], found["alone"], strict=True))
+    say("S13 loop", threads=options.threads, us_a_block=round(block * 1e6),
+        **{f"p99_ms_{name}": round(statistics.median(p99), 3) for name, p99 in found.items()},
+        p99_ms_more=round(stall, 3))  # fmt: skip
 
 
 def subnormals(options):
@@ -145,6 +168,9 @@ def steps(options):
                     times[name].append(json.loads(done.stdout))
         finally:
             subprocess.run([*git, "remove", "--force", tree], check=True)
+    files = {name: some[0].pop("file") for name, some in times.items()}
+    if not files["other"].startswith(str(tree)) or files["this"].startswith(str(tree)):
+        raise RuntimeError(f"the same recur was measured twice: {files}")
     for case in times["this"][0]:
         this, other = (statistics.median(t[case] for t in times[n]) for n in ("this", "other"))
         say("S21 steps", case=case, against=options.against, us=round(this, 3),
@@ -160,7 +186,7 @@ def main():
     parser.add_argument("checks", nargs="*", default=["loop", "subnormals"], metavar="CHECK",
                         help=f"of {', '.join(checks)}")  # fmt: skip
     parser.add_argument("--against", help="a commit, for steps")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of loop, twice")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of loop, 15 times")
     parser.add_argument("--threads", type=int, default=100, help="of loop")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between two blocks")
     parser.add_argument("--steps", type=int, default=1_000_000, help="of subnormals")

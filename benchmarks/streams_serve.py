@@ -1,14 +1,16 @@
 """Load on `recur serve`: WebSocket streams on this machine, from a process of their own.
 
-python benchmarks/streams_serve.py                           # 1 to 10,000 streams, in six minutes
+python benchmarks/streams_serve.py                           # 1 to 10,000 streams, in seven minutes
 python benchmarks/streams_serve.py --json results/serve.json
-python benchmarks/streams_serve.py --long --streams 500 --rate 6 --seconds 1800  # S10: decay?
+python benchmarks/streams_serve.py --long --streams 500 --rate 6 --seconds 1800  # in windows
 python benchmarks/streams_serve.py --full                    # S9: does a full server slow down?
 
-Each number of streams is measured twice: every stream sends its next step as soon as the last is
-answered, which gives the throughput; then all send at half of that throughput (or --rate), evenly
-spread, whether or not the last step was answered, and latency is measured from the time that a step
-was due, so that a server that falls behind cannot hide it.  And it is measured with three servers:
+Each number of streams is measured three times: every stream sends its next step as soon as the last
+is answered, which gives the throughput (latency is then streams / throughput, whatever the server);
+then all send at half of that throughput (or --rate), evenly spread, whether or not the last step
+was answered, and latency is measured from the time that a step was due, so that a server that falls
+behind cannot hide it; then the same at --offered steps a second of all streams together, to compare
+numbers of streams and servers at one load.  And it is measured with three servers:
 
 recur    all of it, with an LSTM (64, 128), a Dense layer of 16, and streams in memory
 nothing  the same, but a step of the pool does nothing: what the pool costs is the difference
@@ -30,6 +32,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +40,8 @@ from streams_client import N_IN, N_OUT
 
 HERE = Path(__file__).resolve().parent
 SERVERS = ("recur", "nothing", "echo")
+AT_FULL_LOAD = 0.2  # of a window of a long run
+PAIRS = 5  # of a full server's runs, with and without others that are refused
 
 
 # ---------------------------------------------------------------- servers, each in its own process
@@ -155,7 +160,7 @@ def cpu_and_memory(process):
 
 
 def one(kind, streams, options, file):
-    """Throughput, then latency at half of it."""
+    """Throughput, then latency at half of it, then at the same rate for any number of streams."""
     with (
         server(kind, file, options.store) as (address, process),
         client(address, streams) as load,
@@ -168,6 +173,8 @@ def one(kind, streams, options, file):
         paced = load(rate, options.seconds)
         cpu, memory = cpu_and_memory(process)
         found |= {"rate": round(rate, 3), **paced}
+        offered = load(options.offered / streams, options.seconds)
+        found |= {f"{name}_offered": offered[name] for name in ("p50_ms", "p99_ms")}
         found["server_cpu_us_a_step"] = round((cpu - before) / paced["answers"] * 1e6, 1)
         found["server_MiB"] = round(memory, 1)
         if kind != "echo":
@@ -178,16 +185,20 @@ def one(kind, streams, options, file):
 
 
 def long_run(streams, options, file):
-    """A tenth at a time: latency, the mean batch, memory."""
+    """Window by window: latency when paced, then throughput and the mean batch of a full load."""
     rows = []
+    seconds = options.seconds / options.windows
     with server("recur", file, options.store) as (address, process):
         with client(address, streams) as load:
-            load(options.rate, 2.0)
-            for tenth in range(10):
+            load(0, 2.0)  # warms up
+            for window in range(1, options.windows + 1):
+                paced = load(options.rate, (1 - AT_FULL_LOAD) * seconds)
                 before = batches(address)
-                paced = load(options.rate, options.seconds / 10)
+                fast = load(0, AT_FULL_LOAD * seconds)
                 steps, count = batches(address) - before
-                rows.append({"tenth": tenth + 1, **paced, "batch": round(steps / count, 4),
+                paced["answers"] += fast["answers"]
+                rows.append({"window": window, **paced, "most_a_second": fast["answers_a_second"],
+                             "batch": round(steps / count, 3),
                              "server_MiB": round(cpu_and_memory(process)[1], 2)})  # fmt: skip
                 print(json.dumps(rows[-1]), flush=True)
     return rows
@@ -195,22 +206,23 @@ def long_run(streams, options, file):
 
 def full(streams, options, file):
     """The p99 of a full server's streams while others are refused, beside that while none are."""
-    refused = [0]
+    codes = Counter()
 
     def knock(address, stop):
         body = urllib.request.Request(f"{address}/v1/streams", b"{}", method="POST")
         while not stop.wait(0.02):
             try:
-                urllib.request.urlopen(body, timeout=10).close()
+                with urllib.request.urlopen(body, timeout=10) as answer:
+                    codes[answer.status] += 1
             except urllib.error.HTTPError as error:
-                assert error.code == 429, error.code
-                refused[0] += 1
+                codes[error.code] += 1
+                error.close()
 
     quiet, pressed = [], []
     with server("recur", file, options.store, streams) as (address, _):
         with client(address, streams) as load:
             rate = options.rate or load(0, 2.0)["answers_a_second"] / 2 / streams
-            for _ in range(5):
+            for _ in range(PAIRS):
                 quiet.append(load(rate, options.seconds)["p99_ms"])
                 stop = threading.Event()
                 other = threading.Thread(target=knock, args=(address, stop))
@@ -218,9 +230,13 @@ def full(streams, options, file):
                 pressed.append(load(rate, options.seconds)["p99_ms"])
                 stop.set()
                 other.join()
+    if set(codes) != {429}:
+        raise RuntimeError(f"a full server answered {dict(codes)}, expected 429 to all")
     alone, among = float(np.median(quiet)), float(np.median(pressed))
-    return {"streams": streams, "refused": refused[0], "p99_ms": alone, "p99_ms_full": among,
-            "ratio": round(among / alone, 3)}  # fmt: skip
+    ratios = np.array(pressed) / quiet
+    return {"streams": streams, "rate": round(rate, 2), "refused": codes[429],
+            "p99_ms": alone, "p99_ms_full": among, "ratio": round(float(np.median(ratios)), 3),
+            "ratios": ratios.round(3).tolist()}  # fmt: skip
 
 
 def raise_limit():
@@ -241,11 +257,13 @@ def main():
     )
     parser.add_argument("--streams", default="1,100,1000,10000", help="comma-separated")
     parser.add_argument("--rate", type=float, help="steps a second of each (half of the most)")
+    parser.add_argument("--offered", type=float, default=1000.0, help="steps a second of all")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--servers", default=",".join(SERVERS))
     parser.add_argument("--store", default="memory")
     parser.add_argument("--full", action="store_true", help="the p99 of a full server")
-    parser.add_argument("--long", action="store_true", help="one run of --seconds, in tenths")
+    parser.add_argument("--long", action="store_true", help="one run of --seconds, in windows")
+    parser.add_argument("--windows", type=int, default=50, help="of a long run")
     parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
     raise_limit()

@@ -200,3 +200,56 @@ def test_the_stores_are_measured():
     assert all(value > 0 for row in rows for name, value in row.items() if "second" in name)
     sizes = [row["bytes_a_stream"] for row in rows if row.get("together") and "sql" in row["store"]]
     assert min(sizes) > 1024 + 64  # the state and the answer
+
+
+@pytest.fixture(scope="module")
+def soak():
+    return module_at(BENCHMARKS / "soak.py", "soak_runner")
+
+
+def windows_of(seed, *, decay=0.0, slower=0.0, leak=0.0, noise=0.04, swing=0.4):
+    """Windows of a soak: `noise` and `swing` of throughput and latency as they are measured."""
+    rng, n = np.random.default_rng(seed), 50
+    along = np.linspace(0, 1, n)
+
+    def series(value, noise, change):
+        return value * np.exp(noise * rng.standard_normal(n) + np.log1p(change) * along)
+
+    memory = 96 + 2.4 * np.minimum(5 * along, 1) + leak * along
+    columns = {
+        "most_a_second": series(9000, noise, -decay),
+        "batch": series(40, noise, -decay),
+        "p50_ms": series(2.2, swing, slower),
+        "p99_ms": series(15, swing, slower),
+        "server_MiB": memory,
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def test_s10_a_soak_holds_that_is_as_noisy_as_the_machine_and_no_more(soak):
+    held = [soak.judge(windows_of(seed))["held"] for seed in range(40)]
+    assert sum(held) >= 39
+
+
+@pytest.mark.parametrize(
+    "change", [{"decay": 0.1}, {"slower": 1.5}, {"leak": 3.0}], ids=lambda c: next(iter(c))
+)
+def test_s10_a_soak_fails_whose_server_decays(soak, change):
+    assert not any(soak.judge(windows_of(seed, **change))["held"] for seed in range(40))
+
+
+def test_s10_a_decay_of_batches_alone_fails_and_a_few_bad_windows_do_not(soak):
+    windows = windows_of(0)
+    for window in windows[3::9]:  # the machine was busy with something else
+        window["most_a_second"] /= 2
+        window["p99_ms"] *= 10
+    assert soak.judge(windows)["held"]
+    for at, window in enumerate(windows):
+        window["batch"] *= 1 - 0.1 * at / 49
+    assert not soak.judge(windows)["held"]
+
+
+def test_a_trend_is_the_line_that_half_of_all_pairs_lie_above(soak):
+    change, z = soak.trend([1.0, 2.0, 3.0, 40.0, 5.0])
+    assert change == 4.0
+    assert z == pytest.approx(8 / np.sqrt(5 * 4 * 15 / 18))
