@@ -127,6 +127,27 @@ def test_a_step_is_taken_in_the_loop_if_it_is_short_and_waits_for_nothing(kind, 
     assert [thread is main for thread in threads] == [False, *[short] * 3]
 
 
+def test_many_streams_step_in_the_loop_some_at_a_time_and_few_slow_ones_in_the_thread():
+    pool = StreamPool(model())
+    threads = threads_of_steps(pool)
+
+    async def work(engine):
+        names, tags = await opened(engine, 150)
+        for t, seconds in enumerate((None, 5e-3 / 100, 5e-3 / 10)):
+            engine._seconds = seconds
+            asked = [engine.submit(n, X[:, t], t + 1, tags[n]) for n in names]
+            answers = await asyncio.gather(*asked)
+            expected = Stream(model()).run(X[:, : t + 1])[:, t]
+            assert all(np.array_equal(a.y, expected) for a in answers)
+        sizes = [batch.size for batch in engine.recent]
+        assert sizes[0] == sizes[-1] == 150  # in the thread
+        assert len(sizes) > 3 and 64 <= sizes[1] <= 100 and sum(sizes) == 450
+
+    run(work, pool)
+    main = threading.main_thread()
+    assert [thread is main for thread in threads] == [False, *[True] * (len(threads) - 2), False]
+
+
 def test_a_step_does_not_overtake_what_the_pools_thread_does_also_if_nobody_waits_for_it():
     pool = StreamPool(model())
     threads = threads_of_steps(pool)

@@ -6,7 +6,7 @@ What arrives while a step runs goes into the next one, which begins as soon as t
 Steps run in a thread of the pool's own, so that the event loop goes on reading.  But to hand a
 short one over and back costs more than it takes, and each time that the thread wants to go on it
 waits for the loop to leave Python's lock, up to 5 ms: a step that is shorter than that, and for
-which nothing but kernels runs, is taken in the loop itself.
+which nothing but kernels runs, is taken in the loop itself, as many streams at once as that allows.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ RECENT = 240  # batches of which sizes and times are kept
 LEAST_TOKEN, MOST_TOKEN = 32, 256  # characters
 # Seconds that a step may take in the event loop: no more than another thread takes from it anyway.
 SHORT = 5e-3
+ENOUGH = 64  # streams in a step: more of them together are hardly faster
 
 _NO_LONGER = (
     "The token is not that of stream {!r}, or was replaced by a takeover. Nothing was changed."
@@ -264,9 +265,10 @@ class Engine:
                 continue
             if self.max_wait and len(self._waiting) < self.max_batch:
                 await self._gather()
-            batch = self._next()
+            here = self._most_here()
+            batch = self._next(here or self.max_batch)
             try:
-                if self._is_short(len(batch)):
+                if here:
                     with _reporting():
                         results = self._step(batch)
                 else:
@@ -280,11 +282,13 @@ class Engine:
                     request.answer.set_result(result)
             await asyncio.sleep(0)  # the turn of the others, also if more steps wait already
 
-    def _is_short(self, streams: int) -> bool:
-        """Whether a step of that many streams may be taken in the event loop now."""
+    def _most_here(self) -> int:
+        """How many streams may step in the event loop now; 0: the pool's thread takes the step."""
         if not self._never_waits or self._under_way or self._seconds is None:
-            return False
-        return streams * self._seconds <= SHORT
+            return 0
+        most = min(int(SHORT / max(self._seconds, 1e-9)), self.max_batch)
+        # Those that are left step after the loop's next turn, which costs little if they are many.
+        return most if most >= min(len(self._waiting), ENOUGH) else 0
 
     async def _gather(self) -> None:
         """Waits for others, until the oldest request has waited long enough."""
@@ -293,10 +297,10 @@ class Engine:
         if left > 0:
             await asyncio.sleep(left)
 
-    def _next(self) -> list[Request]:
-        """The first request of every stream, streams that waited longest first."""
+    def _next(self, most: int) -> list[Request]:
+        """The first request of at most so many streams, those that waited longest first."""
         batch = []
-        for key in list(itertools.islice(self._waiting, self.max_batch)):
+        for key in list(itertools.islice(self._waiting, most)):
             queue = self._waiting.pop(key)
             batch.append(queue.popleft())
             if queue:
