@@ -8,8 +8,8 @@ kills   S8: `kill -9` at random moments, half of them on a pool of 200 streams, 
         with 300 sockets; every answer is compared with that of a single process
 growth  S12: 10^6 steps of 10,000 streams in a pool; memory must stay flat
 load    S10, S18: 10^6 steps of 500 sockets in windows, each evenly paced at first, then as fast as
-        answers come: neither throughput and the mean batch of the latter, nor latency of the
-        former, nor the server's memory may decay (see `judge`)
+        answers come: neither the mean batch and throughput of the latter, nor latency of the
+        former, nor what the server computes for a step, nor its memory may decay (see `judge`)
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ AT_ONCE = 10  # kills of one store
 GROWTH = 8.0  # MiB that are allowed
 STREAMS = 500
 WINDOWS = 50
-DECAY = 0.05  # of throughput and batches from the first window to the last, that is allowed
-SLOWER = 0.25  # of latency: it is a few milliseconds, and swings more
+DECAY = 0.05  # of batches and of the server's work, from the first window to the last, is allowed
+SLOWER = 0.25  # of throughput and latency: they swing with whatever else the machine does
+CHANCE = 3.0  # Kendall's z from which on a change is none
 LEAK = 1.0  # MiB in the second half, when all that is kept for good has been made
 
 
@@ -110,27 +111,35 @@ def trend(values):
 def judge(windows):
     """What the windows of a load say about decay: figures, and "held".
 
-    Throughput and batches: the change of their logarithms along the line must be no worse than
-    `DECAY`.  With 50 windows the line's change has a standard error of half a window's noise, so
-    that noise of up to 4 % hides no decay of 10 %, nor shows one that is not there.  "noise" is
-    what the windows are off the line.  p50 and p99: they may not rise by more than `SLOWER`, unless
-    that is chance.  Memory: `GROWTH` from the first window to the last, `LEAK` in the second half.
+    batch       of the full load: the change of its logarithm along the line may be no worse than
+                `DECAY`.  With 50 windows the line's change has a standard error of half a window's
+                noise: up to 4 % of it hide no decay of 10 %, and show none that is not there
+    work        processor time of the server for a step, by that of the client for an answer, which
+                is the same work all along: a machine that is slower for a while makes both longer.
+                It may not rise by more than `DECAY`, unless that is chance
+    the others  throughput and latency: as work, by `SLOWER`
+    MiB         `GROWTH` from the first window to the last, `LEAK` in the second half
+
+    "noise" is how far the windows are off the line.
     """
     import numpy as np
 
     found, held = {}, True
-    for name, limit in (("most_a_second", DECAY), ("batch", DECAY), ("p50_ms", None),
-                        ("p99_ms", None)):  # fmt: skip
-        logs = np.log([w[name] for w in windows])
+    work = [w["server_us"] / w["client_us"] for w in windows]
+    columns = {name: [w[name] for w in windows] for name in ("batch", "most_a_second", "p50_ms",
+                                                             "p99_ms")}  # fmt: skip
+    for name, values in (columns | {"work": work}).items():
+        logs = np.log(values)
         change, z = trend(logs)
         off = logs - change * np.arange(len(logs)) / max(len(logs) - 1, 1)
         noise = 1.4826 * float(np.median(np.abs(off - np.median(off))))
         found[name] = {"change": round(float(np.expm1(change)), 4), "z": round(z, 2),
                        "noise": round(noise, 4)}  # fmt: skip
-        if limit is not None:
-            held &= bool(np.expm1(change) >= -limit)
-        else:
-            held &= bool(np.expm1(change) <= SLOWER or z <= 3)
+        if name in ("batch", "most_a_second"):
+            change, z = -change, -z
+        limit = DECAY if name in ("batch", "work") else SLOWER
+        decayed = change > np.log1p(limit)
+        held &= not (decayed and (name == "batch" or z > CHANCE))
     memory = [w["server_MiB"] for w in windows]
     grown, leak = memory[-1] - memory[0], trend(memory[len(memory) // 2 :])[0]
     found["MiB"] = {"grown": round(grown, 2), "second_half": round(leak, 2)}

@@ -59,14 +59,12 @@ def serve_recur(file, store, streams):
 def serve_nothing(file, store, streams):
     from recur.serve.engine import Answer, Engine
 
-    def nothing(engine, batch):
-        begun = time.perf_counter()
+    def nothing(engine, batch, some, results):
         y = np.zeros(N_OUT, np.float32)
-        results = [Answer(request.number or 0, y) for request in batch]
-        engine._note(batch, begun)
-        return results
+        for i in some:
+            results[i] = Answer(batch[i].number or 0, y)
 
-    Engine._step = nothing
+    Engine._attempt = nothing
     serve_recur(file, store, streams)
 
 
@@ -190,15 +188,21 @@ def long_run(streams, options, file):
     seconds = options.seconds / options.windows
     with server("recur", file, options.store) as (address, process):
         with client(address, streams) as load:
-            load(0, 2.0)  # warms up
+            used = load(0, 2.0)["client_cpu_s"]  # warms up
             for window in range(1, options.windows + 1):
+                cpu = cpu_and_memory(process)[0]
                 paced = load(options.rate, (1 - AT_FULL_LOAD) * seconds)
                 before = batches(address)
                 fast = load(0, AT_FULL_LOAD * seconds)
                 steps, count = batches(address) - before
-                paced["answers"] += fast["answers"]
+                answers = paced["answers"] + fast["answers"]
+                server_us = (cpu_and_memory(process)[0] - cpu) / answers * 1e6
+                client_us = (fast["client_cpu_s"] - used) / answers * 1e6
+                paced["answers"], used = answers, fast.pop("client_cpu_s")
+                del paced["client_cpu_s"]
                 rows.append({"window": window, **paced, "most_a_second": fast["answers_a_second"],
                              "batch": round(steps / count, 3),
+                             "server_us": round(server_us, 2), "client_us": round(client_us, 2),
                              "server_MiB": round(cpu_and_memory(process)[1], 2)})  # fmt: skip
                 print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -207,9 +207,12 @@ def soak():
     return module_at(BENCHMARKS / "soak.py", "soak_runner")
 
 
-def windows_of(seed, *, decay=0.0, slower=0.0, leak=0.0, noise=0.04, swing=0.4):
-    """Windows of a soak: `noise` and `swing` of throughput and latency as they are measured."""
+def windows_of(seed, *, decay=0.0, work=0.0, slower=0.0, leak=0.0, noise=0.035):
+    """Windows of a soak.  The noise is what is measured, or more: for batches, and what else the
+    machine does, which halves its speed at times; in latency as much again of its own.
+    """
     rng, n = np.random.default_rng(seed), 50
+    speed = np.exp(0.15 * rng.standard_normal(n))
     along = np.linspace(0, 1, n)
 
     def series(value, noise, change):
@@ -217,10 +220,12 @@ def windows_of(seed, *, decay=0.0, slower=0.0, leak=0.0, noise=0.04, swing=0.4):
 
     memory = 96 + 2.4 * np.minimum(5 * along, 1) + leak * along
     columns = {
-        "most_a_second": series(9000, noise, -decay),
-        "batch": series(40, noise, -decay),
-        "p50_ms": series(2.2, swing, slower),
-        "p99_ms": series(15, swing, slower),
+        "most_a_second": series(9000, noise, -decay) * speed,
+        "batch": series(130, noise, -decay),
+        "server_us": series(130, noise, work) / speed,
+        "client_us": series(50, 0.01, 0) / speed,
+        "p50_ms": series(1.5, 0.2, slower) / speed,
+        "p99_ms": series(10, 0.8, slower) / speed,
         "server_MiB": memory,
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -232,10 +237,13 @@ def test_s10_a_soak_holds_that_is_as_noisy_as_the_machine_and_no_more(soak):
 
 
 @pytest.mark.parametrize(
-    "change", [{"decay": 0.1}, {"slower": 1.5}, {"leak": 3.0}], ids=lambda c: next(iter(c))
+    "change",
+    [{"decay": 0.1}, {"work": 0.1}, {"slower": 1.5}, {"leak": 3.0}],
+    ids=lambda change: next(iter(change)),
 )
 def test_s10_a_soak_fails_whose_server_decays(soak, change):
-    assert not any(soak.judge(windows_of(seed, **change))["held"] for seed in range(40))
+    held = [soak.judge(windows_of(seed, **change))["held"] for seed in range(40)]
+    assert sum(held) <= 1
 
 
 def test_s10_a_decay_of_batches_alone_fails_and_a_few_bad_windows_do_not(soak):
