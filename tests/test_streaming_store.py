@@ -349,6 +349,22 @@ def test_s6_time_to_live_in_the_store(store, clock):
     assert pool.steps(["a"]) == [0]
 
 
+def test_s6_a_stream_that_is_stepped_but_seldom_written_does_not_expire(store, clock, rng):
+    model, x = LSTM(3, 4, rng=rng), np.ones((3, 1), np.float32)
+    lazy = Flush(steps=None)
+    pool = StreamPool(model, store=store, flush=lazy, idle=60, ttl=600, clock=clock)
+    pool.open("a"), pool.open("old")
+    for _ in range(100):  # 50 minutes
+        clock.now += 30
+        y = pool.step(["a"], x)
+    clock.now += 100
+    assert [departure.id for departure in pool.reap()] == ["a"]
+    assert pool.steps(["a"]).tolist() == [100], "it comes back where it was"
+    expected = Stream(model).run(np.ones((3, 100), np.float32))
+    assert np.array_equal(y[:, 0], expected[:, -1])
+    assert store.keys() == ["a"], "what is old goes"
+
+
 def test_s6_a_stream_that_cannot_come_back_into_a_full_pool_is_busy(store, clock):
     pool = StreamPool(models()["head"], store=store, limit=1)
     pool.open("a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -414,6 +415,9 @@ class StreamPool(Pool):
                             raise
                     slots.pop()
             if self.store is not None and self.ttl is not None:
+                if now - self._flushed >= self.ttl:
+                    with contextlib.suppress(Conflict):  # another pool has them: nothing is lost
+                        self.flush()  # else a stream that is stepped but seldom written seems old
                 self.store.purge(now - 2 * self.ttl)
         self._tell(gone)
         return gone
