@@ -118,10 +118,7 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, "recur-pool")
         # Calls that the thread has not finished: while there are any, the pool is not the loop's.
         self._under_way: set[Future[Any]] = set()
-        # What never waits, for a disk or for a function of the user's, may run in the loop.
-        self._never_waits = pool.plan.sealed and (
-            pool.store is None or isinstance(pool.store, MemoryStore)
-        )
+        self._store_waits = not (pool.store is None or isinstance(pool.store, MemoryStore))
         self._seconds: float | None = None  # of processor time that a step of one stream takes
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -284,7 +281,9 @@ class Engine:
 
     def _most_here(self) -> int:
         """How many streams may step in the event loop now; 0: the pool's thread takes the step."""
-        if not self._never_waits or self._under_way or self._seconds is None:
+        if self._under_way or self._seconds is None:
+            return 0
+        if self._store_waits or not self.pool.plan.sealed:  # for a disk, or a user's function
             return 0
         most = min(int(SHORT / max(self._seconds, 1e-9)), self.max_batch)
         # Those that are left step after the loop's next turn, which costs little if they are many.
