@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -185,6 +186,47 @@ def test_one_layer_inside_two_calls_at_once_is_refused():
     thread.join()
     assert m.state == 1
     assert m(5) == 1  # usable again
+
+
+@pytest.mark.parametrize("change", ["assign", "reset", "truncate", "reset_some"])
+def test_a_state_changed_during_a_call_of_another_thread_changes_after_it(change):
+    inside, go_on, changing = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(recur.Cell):
+        n_in = n_out = 1
+        dtype = np.dtype(np.float32)
+
+        def equations(self, x, h):
+            inside.set()
+            assert go_on.wait(10)
+            return (h + x,), h + x
+
+    m = Recur(Slow())
+
+    def act():
+        changing.set()
+        if change == "assign":
+            m.state = np.full((1, 2), 7.0)
+        elif change == "reset":
+            m.reset()
+        elif change == "reset_some":
+            m.reset(mask=np.array([True, False]))
+        else:
+            m.truncate()
+
+    m.state = np.full((1, 2), 3.0)
+    call = threading.Thread(target=m, args=(np.ones((1, 2), np.float32),))
+    call.start()
+    assert inside.wait(10)
+    other = threading.Thread(target=act)
+    other.start()
+    assert changing.wait(10)
+    time.sleep(0.05)  # it waits now, or is done
+    go_on.set()
+    call.join()
+    other.join()
+    expected = {"assign": [7, 7], "reset": [0], "truncate": [4, 4], "reset_some": [0, 4]}
+    np.testing.assert_array_equal(np.ravel(m.state), expected[change])
 
 
 def test_two_threads_that_step_one_layer_never_mix_up_its_state():

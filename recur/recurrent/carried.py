@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -44,10 +46,10 @@ class Carried(Live, Module):
     init_grad: str
     on_batch_change: str
     _init: Any
-    # Held during a call, or for a moment while the state is fetched.  A thread may hold it again: a
-    # signal's handler, or a finalizer, that reads the state in the middle of a call.
+    # Held during a call, or for a moment while the state is fetched or set.  A thread may hold it
+    # again: a signal's handler, or a finalizer, that reads the state in the middle of a call.
     _lock: Any
-    _readers: set[int]  # the threads that fetch the state, or wait to
+    _readers: set[int]  # the threads that fetch or set the state, or wait to
     _stepper: Stepper | None = None  # the last that held it, for use again
     _entered: tuple[int, Any] = (0, None)  # the scope that was last watched, and from which state
     _reset_in: int | None = None  # the scope of the last reset
@@ -124,22 +126,32 @@ class Carried(Live, Module):
     def _state(self) -> Any:
         """START, or the state in the layer's own form: parts (n, B) or (n,), or any tree."""
         if self._live is not None:
-            reader = threading.get_ident()
-            self._readers.add(reader)  # before the lock is held: a call must know whom it meets
-            try:
-                with self._lock:  # waits for a step that is under way in another thread
-                    self._end_stream()
-            finally:
-                self._readers.discard(reader)
+            with self._held():
+                self._end_stream()
         return self.__dict__["_state"]
 
     @_state.setter
     def _state(self, new: Any) -> None:
-        live = self._live
-        if live is not None:
-            live.take_states()  # whoever is about to step there meets a stepper without the state
-        self.__dict__["_state"] = new
-        object.__setattr__(self, "_live", None)
+        with self._held():  # else a call under way would store its own state over this one
+            live = self._live
+            if live is not None:
+                live.take_states()  # who is about to step there meets a stepper without the state
+            self.__dict__["_state"] = new
+            object.__setattr__(self, "_live", None)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nobody else moves the state inside; waits for a call under way in another thread."""
+        if self._lock._is_owned():
+            yield
+            return
+        reader = threading.get_ident()
+        self._readers.add(reader)  # before the lock is held: a call must know whom it meets
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._readers.discard(reader)
 
     def _end_stream(self) -> None:
         """Fetches the state from where a stream runs; whoever calls holds the lock."""
@@ -186,8 +198,8 @@ class Carried(Live, Module):
         """The state: recorded inside its scope, outside a read-only copy; at START that of `init`.
 
         Parts are (n_out, B), or (n_out,) as long as no batch is known.  Assigning a Tensor keeps
-        its history, an array is copied as a constant, `START` resets.  Raises `StateError` for
-        shapes.
+        its history, an array is copied as a constant, `START` resets; it waits for a call that is
+        under way in another thread.  Raises `StateError` for shapes.
         """
         state = self._state
         if state is not START:
@@ -247,7 +259,8 @@ class Carried(Live, Module):
         """
         tape = current()
         if mask is not None:
-            self.put(self.masked_reset(mask))
+            with self._held():
+                self.put(self.masked_reset(mask))
         else:
             self.put(START)
             object.__setattr__(self, "_reset_in", None if tape is None else tape.serial)
@@ -279,11 +292,12 @@ class Carried(Live, Module):
         Weights go on collecting gradient from every later step; `init` does so again after `reset`.
         At START the state becomes a copy of `init`, with no batch yet.
         """
-        if self._state is START:
-            init = map_tree(value_of, self._init)
-            self.put(tuple(map(flat, as_parts(self.cell, init))) if self._checked else init)
-        else:
-            self.put(self._plain(self._state))
+        with self._held():
+            if self._state is START:
+                init = map_tree(value_of, self._init)
+                self.put(tuple(map(flat, as_parts(self.cell, init))) if self._checked else init)
+            else:
+                self.put(self._plain(self._state))
         tape = current()
         if tape is not None and tape.events is not None:
             tape.log("cut", layer=self)
@@ -409,8 +423,8 @@ class Carried(Live, Module):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
         self._make_lock()
+        super().__setstate__(state)
 
     def _make_lock(self) -> None:
         object.__setattr__(self, "_lock", threading.RLock())

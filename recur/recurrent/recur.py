@@ -90,8 +90,8 @@ class Recur(Carried):
         self.on_batch_change = on_batch_change
         self.strict_dtype = strict_dtype
         self._init = learned(own_init(cell, self.title, init), self.title, learn_init)
-        self._state: Any = START
         self._make_lock()
+        self._state: Any = START
         if state is not None:
             self.state = state
 
