@@ -7,6 +7,7 @@ import gc
 import pickle
 import threading
 import tracemalloc
+import warnings
 import weakref
 
 import numpy as np
@@ -821,6 +822,35 @@ def test_a_write_of_the_wrong_shape_changes_nothing():
         p -= np.ones((2, 3))
     assert p.version == before
     np.testing.assert_array_equal(p.value, np.ones(3))
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_a_write_of_what_is_no_number_changes_nothing(kind):
+    p = Param(np.ones(3))
+    with pytest.raises(ShapeError, match="could not convert string to float"):
+        p[...] = np.array(["2", "3", "x"], kind)
+    np.testing.assert_array_equal(p.value, np.ones(3))
+    p[1:] = np.array(["2", "3"], kind)
+    np.testing.assert_array_equal(p.value, [1, 2, 3])
+
+
+def multiply(p):
+    p *= 1e30
+
+
+def assign(p):
+    p[...] = np.full(3, 1e60)
+
+
+@pytest.mark.parametrize("write", [multiply, assign])
+def test_a_write_that_raises_once_it_is_done_counts_as_one(write):
+    for way in (np.errstate(over="raise"), warnings.catch_warnings()):
+        p = Param(np.full(3, 1e30, np.float32))
+        before = p.version
+        with pytest.raises((FloatingPointError, RuntimeWarning), match="overflow"), way:
+            warnings.simplefilter("error")
+            write(p)
+        assert np.isinf(p.value).all() and p.version > before
 
 
 def test_a_recorded_tensor_cannot_become_part_of_a_parameter():

@@ -151,12 +151,19 @@ class Param(Operand):
     def __setitem__(self, key: Any, new: Any) -> None:
         array = self._plain(new)
         try:
+            if not isinstance(array, (int, float)):
+                array = np.asarray(array)
+                # NumPy would write objects and strings one by one, up to the first that it cannot.
+                array = array if array.dtype.kind in "biufc" else array.astype(self.dtype)
             self._array[key] = array
         except ValueError as error:
             raise ShapeError(
                 f"{self.name or 'Param'}: cannot write an array of shape {np.shape(array)} into a "
                 f"parameter of shape {self.shape}: {error}. Nothing was changed."
             ) from error
+        except (FloatingPointError, Warning):  # of np.errstate, once the numbers are written
+            self._changed()
+            raise
         self._changed()
 
     def _in_place(self, ufunc: np.ufunc, other: Any) -> Param:
@@ -169,6 +176,9 @@ class Param(Operand):
                 f"{np.shape(array)} in place, the parameter has shape {self.shape}. "
                 "Nothing was changed."
             ) from error
+        except (FloatingPointError, Warning):  # of np.errstate, once the numbers are written
+            self._changed()
+            raise
         self._changed()
         return self
 
