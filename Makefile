@@ -125,7 +125,7 @@ $(VENV)/sanitized/made: $(VENV)/made-by $(SOURCES)
 sanitize: $(VENV)/sanitized/made $(VENV)/recur.installed $(VENV)/test.group
 	@for path in $${ARCHS:-$$($(BIN)/python tools/paths.py)}; do \
 		echo "recur: the kernels' tests under sanitizers on $$path"; \
-		RECUR_ARCH=$$path LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		RECUR_ARCH=$$path LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 			UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$(abspath $(VENV))/sanitized" \
 			$(BIN)/pytest --capture=sys tests/test_kernels_*.py $(ARGS) || exit 1; \
 	done

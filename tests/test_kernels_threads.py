@@ -163,7 +163,7 @@ def test_a_child_forked_in_the_middle_of_another_thread_s_call_works():
     try:
         for i in range(12):
             ended.wait(0.003 * (i % 5))
-            failed.append(status_of_child(kernel, want, 5))
+            failed.append(status_of_child(kernel, want, 30))
     finally:
         ended.set()
         thread.join()
