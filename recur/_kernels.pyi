@@ -286,8 +286,9 @@ class Stepper:
         the stepper's dtype, whose `.T` is C-contiguous, or goes into `out`, an array of that dtype
         and of the answer's shape, of any strides, which may be x.  With `out` nothing is allocated.
 
-        Returns None, and changes nothing, on any other x or out, once the stepper is not `fresh`,
-        while a state is taken, and while another thread is inside: take the general path then.
+        Returns None, and changes nothing, on any other x or out, on a number that only float64
+        holds, once the stepper is not `fresh`, while a state is taken, and while another thread is
+        inside: take the general path then.
         """
 
     def run(self, X: Array, out: Array | None = None) -> Array | None:
@@ -583,8 +584,9 @@ class SlotStepper:
         clock  gives the time that is noted; called right before the step
 
         The blocks of answers and notes are written, too, the notes as by `mark_rows`.  Returns None
-        and changes nothing on any other x or out, where their memory may overlap, when it is not
-        `fresh`, and while another thread is inside.  ValueError for an index out of range.
+        and changes nothing on any other x or out, on a number that only float64 holds, where their
+        memory may overlap, when it is not `fresh`, and while another thread is inside.  ValueError
+        for an index out of range.
         """
 
 def hash_rows(rows: Array) -> Array:

@@ -15,7 +15,7 @@ import pytest
 import recur
 from recur import GRU, LSTM, Chain, Dense, Dropout, Recur, Tape
 from recur.module import transaction
-from recur.streaming import Stream
+from recur.streaming import Stream, StreamPool
 
 
 def layer():
@@ -99,6 +99,53 @@ def test_a_running_stream_is_stepped_without_a_call_of_python():
     assert s.steps == 6
     s.reset()
     assert s.steps == 0
+
+
+def warns_of_an_infinity(call, x):
+    """What a call gives on a number that only float64 holds, if it tells as NumPy was told to."""
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        call(x)
+    with pytest.warns(RuntimeWarning, match="overflow encountered in cast"):
+        return call(x)
+
+
+WIDE = X.T.astype(np.float64)
+WIDE[1, 5] = -1e39
+
+
+@each_model
+def test_a_running_model_warns_of_a_number_that_becomes_infinite(kind):
+    m, twin = MODELS[kind](), MODELS[kind]()
+    for x in (WIDE[:, 5], WIDE[:, 5:6], WIDE[:, None], WIDE.copy("F")[:, None]):
+        running(m)
+        with transaction():  # Python's own
+            running(twin)
+        assert np.array_equal(warns_of_an_infinity(m, x), warns_of_an_infinity(twin, x))
+    running(m)
+    for x in (np.full(3, np.inf), np.full(3, float(np.finfo(np.float32).max))):
+        assert python_calls(m, x) == []
+
+
+@each_model
+def test_a_running_stream_warns_of_a_number_that_becomes_infinite_before_it_moves(kind):
+    s = running(Stream(MODELS[kind]()))
+    for wide in (WIDE, WIDE.copy("F"), WIDE[::-1, ::-1], WIDE[:, None]):
+        steps = s.steps
+        warns_of_an_infinity(s.run, wide)
+        assert s.steps == steps + 20
+        running(s)
+    warns_of_an_infinity(s, WIDE[:, 5])
+
+
+def test_a_running_pool_warns_of_a_number_that_becomes_infinite_before_it_moves():
+    pool = StreamPool(chain())
+    for name in "abc":
+        pool.open(name)
+    slots = pool.slots("a b c".split())
+    for _ in range(4):
+        pool.step(slots, X[:3].T)
+    warns_of_an_infinity(lambda x: pool.step(slots, x), WIDE[:, 4:7])
+    assert pool.steps(slots).tolist() == [5, 5, 5]
 
 
 @each_model

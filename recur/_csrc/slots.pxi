@@ -315,8 +315,8 @@ cdef class SlotStepper:
         out    an array of the kernels' dtype, of any strides
 
         The blocks of answers and notes are written, too, the notes as by `mark_rows`.  Returns
-        None, and changes nothing, on any other x or out, where their memory may overlap, when it
-        is not `fresh`, and while another thread is inside.
+        None, and changes nothing, on any other x or out, on a number that only float64 holds, where
+        their memory may overlap, when it is not `fresh`, and while another thread is inside.
         """
         check_1d("index", index, cnp.NPY_INT64, -1)
         cdef Py_ssize_t n = cnp.PyArray_DIM(index, 0), i
@@ -373,7 +373,9 @@ cdef class SlotStepper:
             return False
         if ndim == 0 or ndim > 2 or cnp.PyArray_DIM(array, 0) != self.n_in:
             return False
-        return n == (1 if ndim == 1 else cnp.PyArray_DIM(array, 1))
+        if n != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)):
+            return False
+        return not overflows(array, self.typenum == cnp.NPY_FLOAT64)
 
     cdef bint is_answer(self, object out, Py_ssize_t n):
         if not (cnp.PyArray_CheckExact(out) and cnp.PyArray_NDIM(<cnp.ndarray>out) == 2

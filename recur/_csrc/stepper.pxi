@@ -100,6 +100,36 @@ cdef void copy_in(const char *x, Py_ssize_t step, bint is_double, void *to, bint
         x += step
 
 
+cdef bint overflows(cnp.ndarray x, bint to_double) noexcept:
+    """Whether conversion makes a number of x (I,), (I, B) or (I, B, T) infinite: NumPy says so."""
+    cdef Py_ssize_t n[3]
+    cdef Py_ssize_t step[3]
+    cdef Py_ssize_t i, j, k
+    cdef const char *plane
+    cdef const char *row
+    cdef double number
+    cdef bint found = False
+    if to_double or cnp.PyArray_TYPE(x) != cnp.NPY_FLOAT64:
+        return False
+    cdef int ndim = cnp.PyArray_NDIM(x)
+    for i in range(3):
+        n[i], step[i] = 1, 0
+    for i in range(ndim):  # features innermost, the last axis outermost
+        j = 2 if i == 0 else 0 if i == ndim - 1 else 1
+        n[j], step[j] = cnp.PyArray_DIM(x, i), cnp.PyArray_STRIDE(x, i)
+    if n[0] > 1 and step[0] < step[2]:  # the shortest steps innermost
+        n[0], n[2] = n[2], n[0]
+        step[0], step[2] = step[2], step[0]
+    for i in range(n[0]):
+        plane = <const char *>cnp.PyArray_DATA(x) + i * step[0]
+        for j in range(n[1]):
+            row = plane + j * step[1]
+            for k in range(n[2]):
+                number = (<const double *>(row + k * step[2]))[0]
+                found |= isfinite(number) and not isfinite(<float>number)
+    return found
+
+
 cdef void copy_out(const char *source, Py_ssize_t item, char *to, Py_ssize_t step,
                    Py_ssize_t n) noexcept nogil:
     """n contiguous numbers to places `step` bytes apart."""
@@ -360,8 +390,8 @@ cdef class Stepper:
 
         x is a float32 or float64 array of any strides.  The answer is new, or goes into `out`, an
         array of the stepper's dtype and the answer's shape, of any strides.  Returns None, and
-        changes nothing, on any other x or out, once the stepper is not `fresh`, while a state is
-        taken back, and while another thread is inside.
+        changes nothing, on any other x or out, on a number that only float64 holds, once the
+        stepper is not `fresh`, while a state is taken back, and while another thread is inside.
         """
         return self.step(x, out)
 
@@ -379,6 +409,8 @@ cdef class Stepper:
         if self.batch != (1 if ndim == 1 else cnp.PyArray_DIM(array, 1)):
             return None
         if out is not None and not self.is_answer(out, ndim, -1):
+            return None
+        if overflows(array, self.typenum == cnp.NPY_FLOAT64):
             return None
         cdef cnp.ndarray y = self.new_answer(ndim) if out is None else out
         if not self.enter():
@@ -443,6 +475,8 @@ cdef class Stepper:
         if ndim < 2 or ndim > 3 or cnp.PyArray_DIM(array, 0) != self.n_in:
             return None
         if self.batch != (1 if ndim == 2 else cnp.PyArray_DIM(array, 1)):
+            return None
+        if overflows(array, self.typenum == cnp.NPY_FLOAT64):
             return None
         cdef Py_ssize_t T = cnp.PyArray_DIM(array, ndim - 1)
         cdef cnp.npy_intp dims[3]
