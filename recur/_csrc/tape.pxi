@@ -100,7 +100,7 @@ cdef void add_numbers(cython.floating *a, const cython.floating *b, Py_ssize_t n
         a[i] += b[i]
 
 
-def add_into(cnp.ndarray a, b):
+cdef int add_into(cnp.ndarray a, b) except -1:
     """a += b."""
     cdef Py_ssize_t n = cnp.PyArray_SIZE(a)
     if not (n < ADDED_HERE and cnp.PyArray_CheckExact(b) and same_memory_order(a, b)):
@@ -109,6 +109,7 @@ def add_into(cnp.ndarray a, b):
         add_numbers(<float *>data(a), <const float *>data(b), n)
     else:
         add_numbers(<double *>data(a), <const double *>data(b), n)
+    return 0
 
 
 # Numbers below which an addition costs less than a call of NumPy's.
@@ -192,7 +193,7 @@ cdef class Walk:
         while self.heap:
             self.visit(self.pop())
         for slot in self.leaves.values():
-            self.flush(slot)
+            self.multiply_posts(slot)
 
     cdef int visit(self, Node node) except -1:
         cdef Operation op = node.op
@@ -207,7 +208,7 @@ cdef class Walk:
         if used_up:
             node.op = None
         for index, slot in slots.items():
-            self.flush(slot)
+            self.multiply_posts(slot)
             if self.wanted and (node, index) in self.wanted:
                 self.found[node, index] = (<Slot>slot).grad.copy(order="K")
         (<Operation>op).back(self, node, slots)
@@ -304,16 +305,20 @@ cdef class Walk:
         slot.posts.append(operand)
         slot.rows += len(operand[0])
         if slot.rows >= self.rows_per_flush:
-            self.flush(slot)
+            self.multiply_posts(slot)
         return 0
 
-    cpdef flush(self, Slot slot):
+    def flush(self, Slot slot not None):
         """Multiplies the posts out, one product for all, and returns the gradient."""
+        self.multiply_posts(slot)
+        return slot.grad
+
+    cdef int multiply_posts(self, Slot slot) except -1:
         cdef list posts = slot.posts
         if posts is not None:
             slot.posts, slot.rows = None, 0
             self.multiply_out(slot, posts)
-        return slot.grad
+        return 0
 
 
 cdef Slot new_slot(like):
