@@ -90,7 +90,10 @@ kernels = Extension(
     ],
     include_dirs=[np.get_include(), str(SOURCES)],
     depends=[str(path) for path in sorted(SOURCES.glob("*"))],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    define_macros=[
+        ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+        ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION"),
+    ],
 )
 
 setup(

@@ -598,6 +598,22 @@ def hash_rows(rows: Array) -> Array:
     set.
     """
 
+def arrays_from_here() -> object | None:
+    """Lets the large arrays that this context makes lie on memory that earlier ones gave back.
+
+    What comes back is for `arrays_from`: the handler that was there, or None if that is not NumPy's
+    own, which then stays.
+    """
+
+def arrays_from(before: object | None) -> None:
+    """Undoes `arrays_from_here`, which returned `before`."""
+
+def new_vector(n: int, dtype: Any) -> Array:
+    """A new array (n,); large ones on huge pages, at changing places within a page.
+
+    For what an optimiser reads side by side: parameters, gradients, its states.
+    """
+
 def descent_update(x: Array, g: Array, *, rate: float, scale: float = 1) -> None:
     """x -= rate scale g, in place: x, g (n,), not overlapping.  Subnormals are kept."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from recur._kernels import new_vector
 from recur.errors import ShapeError, StateError, TapeError, UnknownParameter
 from recur.module import Module, Params, named_params, params, ties
 from recur.tape import FlatBuffer, Param, Start, Sweep, Tape, Tensor, peek, value
@@ -156,9 +157,9 @@ class _Leaf:
 
     def buffer(self, earlier: Any) -> Any:
         shape, dtype = self.passed.shape, self.passed.dtype
-        if earlier is None:
-            return np.empty(shape, dtype)
-        if np.shape(earlier) != shape or getattr(earlier, "dtype", dtype) != dtype:
+        if earlier is not None and (
+            np.shape(earlier) != shape or getattr(earlier, "dtype", dtype) != dtype
+        ):
             raise ShapeError(
                 f"gradient: into holds an array of shape {np.shape(earlier)}, expected {shape} "
                 f"of {dtype}. Nothing was changed."
@@ -166,8 +167,11 @@ class _Leaf:
         return earlier
 
     def fill(self, buffer: Any, sweep: Sweep, accumulate: bool) -> Any:
-        out = np.array(buffer) if self.is_number else buffer
-        _write(out, sweep.leaf(self.passed), accumulate)
+        if buffer is None:
+            out = sweep.take(self.passed)
+        else:
+            out = np.array(buffer) if self.is_number else buffer
+            _write(out, sweep.leaf(self.passed), accumulate)
         return out[()] if self.is_number else out
 
 
@@ -267,7 +271,7 @@ class Gradients:
         self._name(weights)
         self._model = model
         self._again: dict[str, str] | None = None
-        self.flats = [np.empty(n, dtype) for dtype, n in _sizes(weights.values()).items()]
+        self.flats = [new_vector(n, dtype) for dtype, n in _sizes(weights.values()).items()]
         """One vector for each dtype, in the order in which the parameters have them."""
         self._arrays = dict(zip(weights, _views(weights.values(), self.flats), strict=True))
         self._missing: frozenset[int] = frozenset()
@@ -470,7 +474,7 @@ def flatten_parameters(model: Any) -> list[FlatBuffer]:
     buffers = list({id(b): b for b in held if b is not None}.values())
     if None not in held and _lies_in(weights, buffers):
         return buffers
-    flats = [np.empty(n, dtype) for dtype, n in _sizes(weights).items()]
+    flats = [new_vector(n, dtype) for dtype, n in _sizes(weights).items()]
     new = {flat.dtype: FlatBuffer(flat) for flat in flats}
     for p, view in zip(weights, _views(weights, flats), strict=True):
         p.move_into(new[p.dtype], view)

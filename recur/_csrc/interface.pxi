@@ -108,6 +108,10 @@ cdef extern from "recur.h" nogil:
 
     void *recur_allocate(size_t) noexcept
     void recur_release(void *) noexcept
+    void *recur_array_malloc(void *, size_t) noexcept
+    void *recur_array_calloc(void *, size_t, size_t) noexcept
+    void *recur_array_realloc(void *, void *, size_t) noexcept
+    void recur_array_free(void *, void *, size_t) noexcept
 
     ctypedef void (*recur_task)(void *, int, int, void *) noexcept nogil
     void recur_parallel(recur_task, void *, int) noexcept

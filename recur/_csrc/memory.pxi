@@ -18,7 +18,66 @@ cdef class Buffer:
 
 
 # Bytes from which an array is worth being kept for the next that fits
-cdef double SLAB = 1 << 20
+cdef double SLAB = 1 << 17
+
+
+# NumPy asks for every array's memory here where `arrays_from_here` says so (NEP 49).  An array
+# keeps its handler for as long as it lives.
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef struct PyDataMemAllocator:
+        void *ctx
+        void *(*malloc)(void *, size_t) noexcept
+        void *(*calloc)(void *, size_t, size_t) noexcept
+        void *(*realloc)(void *, void *, size_t) noexcept
+        void (*free)(void *, void *, size_t) noexcept
+    ctypedef struct PyDataMem_Handler:
+        char name[127]
+        unsigned char version
+        PyDataMemAllocator allocator
+    object PyDataMem_SetHandler(object)
+    object PyDataMem_GetHandler()
+    PyObject *PyDataMem_DefaultHandler
+
+cdef PyDataMem_Handler array_handler
+memset(&array_handler, 0, sizeof(array_handler))
+memcpy(array_handler.name, b"recur", 5)
+array_handler.version = 1
+array_handler.allocator.malloc = recur_array_malloc
+array_handler.allocator.calloc = recur_array_calloc
+array_handler.allocator.realloc = recur_array_realloc
+array_handler.allocator.free = recur_array_free
+cdef object array_capsule = PyCapsule_New(&array_handler, "mem_handler", NULL)
+
+
+def arrays_from_here():
+    """Lets the large arrays that this context makes lie on memory that earlier ones gave back.
+
+    What comes back is for `arrays_from`: the handler that was there, or None if that is not NumPy's
+    own, which then stays.
+    """
+    cdef object before = PyDataMem_GetHandler()
+    return PyDataMem_SetHandler(array_capsule) if <PyObject *>before == PyDataMem_DefaultHandler \
+        else None
+
+
+def arrays_from(before):
+    """Undoes `arrays_from_here`, which returned `before`."""
+    if before is not None:
+        PyDataMem_SetHandler(before)
+
+
+def new_vector(Py_ssize_t n, dtype):
+    """A new array (n,); large ones on huge pages, at changing places within a page.
+
+    For what an optimiser reads side by side: parameters, gradients, its states.
+    """
+    cdef object before = arrays_from_here()
+    try:
+        return np.empty(n, dtype)
+    finally:
+        arrays_from(before)
+
 
 workspaces = threading.local()
 

@@ -145,6 +145,11 @@ void recur_restore_control(unsigned word);
    given again, with what they held. */
 void *recur_allocate(size_t size);
 void recur_release(void *memory);           /* NULL: nothing */
+/* The same for NumPy's arrays, small ones from malloc; `context` and the size freed are not read. */
+void *recur_array_malloc(void *context, size_t size);
+void *recur_array_calloc(void *context, size_t count, size_t item);
+void *recur_array_realloc(void *context, void *memory, size_t size);
+void recur_array_free(void *context, void *memory, size_t size);
 
 /* pool.c */
 typedef void (*recur_task)(void *context, int id, int count, void *barrier);

@@ -143,7 +143,8 @@ cdef class Slot:
                 add_into(grad, held)
                 self.grad, self.owned = grad, True
             else:
-                self.grad = np.add(held, grad, out=np.empty_like(held))
+                # in the value's memory order: what is held may be one number shown many times
+                self.grad = np.add(held, grad, out=np.empty_like(self.like, held.dtype))
                 self.owned = True
             return 0
         if not (cnp.PyArray_CheckExact(grad) and self.has_dtype(grad)):
@@ -281,10 +282,13 @@ cdef class Walk:
     def buffer(self, Recorded x not None):
         """The gradient of `x` so far, as an array of zeros at first, to be added to in place."""
         cdef Slot slot = self.slot_of(x)
+        cdef object written
         if slot.grad is None:
             slot.grad = np.zeros_like(x._value)
         elif not slot.owned:
-            slot.grad = slot.grad.copy(order="K")
+            written = np.empty_like(x._value, slot.grad.dtype)
+            np.copyto(written, slot.grad)
+            slot.grad = written
         slot.owned = True
         return slot.grad
 

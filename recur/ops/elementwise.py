@@ -59,6 +59,13 @@ def _power_exponent(g: Any, a: Any, b: Any, y: Any) -> Any:
         return g * np.where(y == 0, 0, y * np.log(a))
 
 
+def _opposite(g: Any) -> Any:
+    """-g; where that is one number shown at every place, as a sum's gradient, so is the result."""
+    if g.ndim and g.size and not any(g.strides):
+        return np.broadcast_to(-g[(0,) * g.ndim], g.shape)
+    return -g
+
+
 def _share(wins: Any, ties: Any) -> Any:
     """1 where an operand wins, 1/2 where the two tie."""
     return np.where(ties, 0.5, wins)
@@ -71,7 +78,7 @@ add = binary(
     keeps=("", ""), numpy=(np.add,))
 subtract = binary(
     "subtract", "a - b. Gradients: g and -g.",
-    operator.sub, lambda g, a, b, y: g, lambda g, a, b, y: -g,
+    operator.sub, lambda g, a, b, y: g, lambda g, a, b, y: _opposite(g),
     keeps=("", ""), numpy=(np.subtract,))
 multiply = binary(
     "multiply", "a * b, elementwise. Gradients: g b and g a.",
@@ -101,7 +108,7 @@ minimum = binary(
     keeps=("ab", "ab"), numpy=(np.minimum,))
 
 negative = unary(
-    "negative", "-x.", np.negative, lambda g, _: -g, keeps="", numpy=(np.negative,))
+    "negative", "-x.", np.negative, lambda g, _: _opposite(g), keeps="", numpy=(np.negative,))
 exp = unary(
     "exp", "e ** x. Gradient: g y.", _fast(_kernels.exp, np.exp),
     lambda g, y: g * y, keeps="y", numpy=(np.exp,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,8 +31,14 @@ def _count(shape: tuple[int, ...], axis: Axis) -> int:
     return int(np.prod([shape[i] for i in _axes(len(shape), axis)], dtype=np.intp))
 
 
+# Numbers from which writing a gradient out costs more than the view of it that NumPy can make.
+_SHOWN = 1 << 15
+
+
 def _spread(g: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A new array of `shape`, features first in memory, filled from `g`."""
+    """`g` at every place of `shape`: a new array, features first in memory, or a view if large."""
+    if math.prod(shape) >= _SHOWN:
+        return np.broadcast_to(g, shape)
     out = np.empty(shape, g.dtype, order="F")
     out[...] = g
     return out

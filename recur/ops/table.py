@@ -5,7 +5,7 @@ arrays, numbers, `Tensor`s and `Param`s alike: outside a scope, or when no input
 compute and return a plain array; otherwise the result is recorded.
 
 A gradient is a function of the gradient of the result, `g`, and of what it `keeps`: the shape of
-the input, the input, the result.  It returns a new array, or `g` itself, and writes to neither.
+the input, the input, the result.  It returns a new array, or `g` or a view, and writes to neither.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ def constant(x: Any) -> Any:
     return array
 
 
+def _is_new(dx: Any, g: np.ndarray) -> bool:
+    """Whether a gradient is in memory of its own; it may be `g`, or a view (a reshape, a sum's)."""
+    return dx is not g and dx.base is None
+
+
 class Unary(Op):
     """An operation on one array: `gradient(g, kept, *args, **options)`."""
 
@@ -109,7 +114,7 @@ class Unary(Op):
         g = grads[0]
         assert node.inputs is not None
         dx = self.gradient(g, restore(node.saved))
-        sweep.add(node.inputs[0], dx, own=dx is not g)
+        sweep.add(node.inputs[0], dx, own=_is_new(dx, g))
 
 
 def unary(
@@ -157,10 +162,10 @@ class _Binary(Op):
         a, b = restore(a), restore(b)
         if left is not None:
             da = unbroadcast(self.left(g, a, b, y), left.shape)
-            sweep.add(left, da, own=da is not g)
+            sweep.add(left, da, own=_is_new(da, g))
         if right is not None:
             db = unbroadcast(self.right(g, a, b, y), right.shape)
-            sweep.add(right, db, own=db is not g)
+            sweep.add(right, db, own=_is_new(db, g))
 
 
 def binary(
@@ -251,8 +256,7 @@ class _General(Op):
         if "y" in self.keeps:
             kept.append(y)
         dx = self.gradient(g, *kept, *args, **options)
-        # A gradient may be a view of `g` (a reshape): only memory of its own is handed over.
-        sweep.add(source, dx, own=dx is not g and dx.base is None)
+        sweep.add(source, dx, own=_is_new(dx, g))
 
 
 def operation(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from recur._kernels import new_vector
 from recur.errors import ShapeError, StateError
 from recur.optim.fused import fused
 from recur.optim.rules import ClipNorm, Rule, State
@@ -233,7 +234,7 @@ class Segment:
         """The states of all leaves as vectors; the leaves' own become views of them."""
         vectors: list[State] = []
         for i, state in enumerate(self.leaves[0].states):
-            vectors.append({name: np.empty(self.size, self.views[0].dtype) for name in state})
+            vectors.append({name: new_vector(self.size, self.views[0].dtype) for name in state})
             for name, vector in vectors[-1].items():
                 for leaf, span in zip(self.leaves, self.spans, strict=True):
                     view = _shaped(vector[span], leaf.param.value)
@@ -297,7 +298,7 @@ class Segment:
 
     def _gather(self, grads: list[np.ndarray]) -> np.ndarray:
         if self.gathered is None:
-            self.gathered = np.empty(self.size, self.views[0].dtype)
+            self.gathered = new_vector(self.size, self.views[0].dtype)
         for grad, span, view in zip(grads, self.spans, self.views, strict=True):
             _shaped(self.gathered[span], view)[...] = grad
         return self.gathered

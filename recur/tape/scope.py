@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recur._kernels import closed, next_seq, opened
+from recur._kernels import arrays_from, arrays_from_here, closed, next_seq, opened
 from recur.errors import ShapeError, TapeError
 from recur.tape.nodes import LEAF, Node, Operation
 from recur.tape.params import Param
@@ -106,7 +106,9 @@ class Tape:
     of every recurrent layer that was stepped in it becomes a plain value, and its Tensors act as
     arrays.  `keep_history=True` lets states keep their past beyond the end, so that a later scope's
     loss reaches back into this one; it implies `keep_graph`.  `log=True` keeps a list of `events`
-    for pictures.
+    for pictures.  Arrays of 128 KiB and more that NumPy makes inside lie on memory that is kept
+    for those of later scopes once they are dropped (128 MiB at most), unless NumPy was given
+    another allocator.
 
     Raises `TapeError` if a scope is already open in this thread.
     """
@@ -119,6 +121,7 @@ class Tape:
         self.events: list[dict[str, Any]] | None = [] if log else None
         self.starts: dict[int, Start] = {}
         self._owner: int | None = None
+        self._memory_before: object | None = None
         self._stepped: dict[int, Any] = {}
 
     def __enter__(self) -> Tape:
@@ -133,12 +136,15 @@ class Tape:
         self.alive = self.is_open = True
         _thread.tape = self
         opened()
+        # Each window makes the same large arrays: products, gradients, copies of what is saved.
+        self._memory_before = arrays_from_here()
         return self
 
     def __exit__(self, *exc: object) -> None:
         _thread.tape = None
         if self.is_open:
             closed()
+            arrays_from(self._memory_before)
         self.alive, self.is_open = self.keep_history, False
         stepped, self._stepped = self._stepped, {}
         if not self.keep_history:

@@ -13,7 +13,7 @@ from recur._kernels import Slot, Walk
 from recur.errors import GraphUsedError, TapeError
 from recur.tape.nodes import LEAF, Node
 from recur.tape.params import Param
-from recur.tape.values import Tensor
+from recur.tape.values import Tensor, peek
 
 if TYPE_CHECKING:
     from recur.tape.scope import Tape
@@ -108,13 +108,25 @@ class Sweep(Walk):
         slot = self.leaves.get(x if isinstance(x, Param) else x.node)
         return None if slot is None else self.flush(slot)
 
+    def take(self, x: Tensor | Param) -> np.ndarray:
+        """The gradient of a leaf after `run`, as an array of the caller's own; zeros if the loss
+        does not reach it."""
+        slot = self.leaves.get(x if isinstance(x, Param) else x.node)
+        if slot is None:
+            return np.zeros_like(peek(x))
+        grad = self.flush(slot)
+        if not slot.owned:
+            return _copy(grad, slot.like)
+        slot.owned = False  # asked for again, it is copied
+        return grad
+
     def deposit(self, accumulate: bool) -> None:
         """Writes every leaf's gradient to its `.grad`, adding to it or overwriting it."""
         for key, slot in self.leaves.items():
             grad = self.flush(slot)
             held = key.saved if isinstance(key, Node) else key.grad
             if held is None:
-                held = grad if slot.owned else grad.copy(order="K")
+                held = grad if slot.owned else _copy(grad, slot.like)
             elif accumulate:
                 held += grad
             else:
@@ -123,3 +135,10 @@ class Sweep(Walk):
                 key.saved = held
             else:
                 key.grad = held
+
+
+def _copy(grad: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A copy in the memory order of the value: a gradient may be one number shown many times."""
+    out = np.empty_like(like, dtype=grad.dtype)
+    out[...] = grad
+    return out
