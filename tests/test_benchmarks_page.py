@@ -137,8 +137,10 @@ def test_models_are_told_in_characters_a_second_and_what_a_part_adds(page, tmp_p
     lines = page.render(tmp_path).lines
     rates = "102,400 a second | 51,200 a second | 2.00"
     assert f"| character model, one training window | 1 | {rates} | - | - |" in lines
-    update = "| one update: Adam, LSTM(128 => 256) | 1 | 10.0 µs | 15.0 µs | 1.50"
-    assert f"{update} | torch ÷ 3 | **falls short** (1.50) |" in lines
+    update = "| one update: Adam, LSTM(128 => 256)"
+    met = "torch ÷ 3 | **falls short** (2.00) |"
+    assert f"{update} | 1 | 10.0 µs | 20.0 µs | 2.00 | {met}" in lines
+    assert f"{update}, fused in torch | 1 | 10.0 µs | 15.0 µs | 1.50 | - | - |" in lines
     [added] = [line for line in lines if "what a mask on the recurrent weights adds" in line]
     assert "| +2.0% of the window | +2.0% of the window |" in added
 
