@@ -102,26 +102,3 @@ def test_arrays_that_do_not_fit_are_refused_and_left(states, dtype, rng):
                 UPDATES[states](*given)
             for a, b in zip(given, before, strict=True):
                 np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("n", [(1 << 18) - 1, 1 << 18, (1 << 18) + 13])
-def test_an_update_that_threads_share_has_the_bits_of_one(n, dtype, rng):
-    tiny = 1e-20 if dtype == np.float32 else 1e-155  # whose square is subnormal
-    g = (rng.standard_normal(n) * np.where(rng.random(n) < 0.5, tiny, 1)).astype(dtype)
-    start = [rng.standard_normal(n).astype(dtype), np.zeros(n, dtype), np.zeros(n, dtype)]
-    before, found = k.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            k.set_num_threads(threads)
-            x, mean, square = (a.copy() for a in start)
-            k.descent_update(x, g, rate=0.1)
-            k.momentum_update(x, g, mean, rate=0.1, rho=0.9)
-            k.adam_update(
-                x, g, mean, square, rate=0.1, beta=(0.9, 0.999), correction=2.0, epsilon=1e-8
-            )
-            found.append((x, mean, square))
-    finally:
-        k.set_num_threads(before)
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (found[0][2][np.abs(g) < 1e-10] > 0).any()

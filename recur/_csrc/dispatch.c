@@ -111,10 +111,9 @@ recur_layout recur_plain_layout(ptrdiff_t rows, ptrdiff_t depth) {
 }
 
 #if defined(__x86_64__) || defined(_M_X64)
-#define FLUSHING 0x8040u /* flush results to zero, read subnormals as zero */
 unsigned recur_flush_subnormals(void) {
     const unsigned word = _mm_getcsr();
-    _mm_setcsr(word | FLUSHING);
+    _mm_setcsr(word | 0x8040); /* flush results to zero, read subnormals as zero */
     return word;
 }
 void recur_restore_control(unsigned word) {
@@ -122,29 +121,20 @@ void recur_restore_control(unsigned word) {
     _mm_setcsr(word);
 }
 #elif defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
-#define FLUSHING (1u << 24)
 unsigned recur_flush_subnormals(void) {
     const unsigned word = __builtin_aarch64_get_fpcr();
-    __builtin_aarch64_set_fpcr(word | FLUSHING);
+    __builtin_aarch64_set_fpcr(word | 1u << 24);
     return word;
 }
 void recur_restore_control(unsigned word) { __builtin_aarch64_set_fpcr(word); }
 #elif defined(__aarch64__) && defined(__clang__)
-#define FLUSHING (1u << 24)
 unsigned recur_flush_subnormals(void) {
     const unsigned word = (unsigned)__builtin_arm_rsr64("fpcr");
-    __builtin_arm_wsr64("fpcr", word | FLUSHING);
+    __builtin_arm_wsr64("fpcr", word | 1u << 24);
     return word;
 }
 void recur_restore_control(unsigned word) { __builtin_arm_wsr64("fpcr", word); }
 #else
-#define FLUSHING 0u
 unsigned recur_flush_subnormals(void) { return 0; }
 void recur_restore_control(unsigned word) { (void)word; }
 #endif
-
-unsigned recur_keep_subnormals(void) {
-    const unsigned word = recur_flush_subnormals();
-    recur_restore_control(word & ~FLUSHING);
-    return word;
-}

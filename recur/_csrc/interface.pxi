@@ -106,9 +106,6 @@ cdef extern from "recur.h" nogil:
     recur_layout recur_hidden_back_layout(int, Py_ssize_t) noexcept
     recur_layout recur_plain_layout(Py_ssize_t, Py_ssize_t) noexcept
 
-    unsigned recur_keep_subnormals() noexcept
-    void recur_restore_control(unsigned) noexcept
-
     void *recur_allocate(size_t) noexcept
     void recur_release(void *) noexcept
     void *recur_array_malloc(void *, size_t) noexcept

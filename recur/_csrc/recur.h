@@ -139,7 +139,6 @@ int recur_path_count(void);                 /* paths this machine can run, best 
 const char *recur_path_name(int path);
 const recur_table *recur_path_table(int path, int format);
 unsigned recur_flush_subnormals(void);      /* returns the control word to restore */
-unsigned recur_keep_subnormals(void);       /* likewise */
 void recur_restore_control(unsigned word);
 
 /* memory.c: memory on a boundary of 64 bytes, or NULL.  Large blocks that were released are kept and

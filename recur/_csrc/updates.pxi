@@ -22,60 +22,28 @@ cdef inline bint overlap(cnp.ndarray a, cnp.ndarray b) noexcept:
     return p < q + cnp.PyArray_NBYTES(b) and q < p + cnp.PyArray_NBYTES(a)
 
 
-ctypedef void (*update_rule)(const recur_update *, Py_ssize_t) noexcept nogil
-
-cdef struct UpdateTask:
-    update_rule rule
-    const recur_update *update
-    Py_ssize_t n, item
-
-
-cdef void run_update(void *context, int id, int count, void *barrier) noexcept nogil:
-    """The numbers are shared out, in whole cache lines: each is updated by itself."""
-    cdef UpdateTask *task = <UpdateTask *>context
-    cdef recur_update part = task.update[0]
-    cdef Py_ssize_t line = 64 // task.item
-    cdef Py_ssize_t first = task.n * id // count // line * line
-    cdef Py_ssize_t last = task.n if id == count - 1 else task.n * (id + 1) // count // line * line
-    part.x = <char *>part.x + first * task.item
-    part.g = <const char *>part.g + first * task.item
-    if part.mean != NULL:
-        part.mean = <char *>part.mean + first * task.item
-    if part.square != NULL:
-        part.square = <char *>part.square + first * task.item
-    cdef unsigned word = recur_keep_subnormals()  # of which a rare gradient's square is one
-    task.rule(&part, last - first)
-    recur_restore_control(word)
-
-
-# Numbers from which an update is long enough to wake a second thread for
-cdef Py_ssize_t THREADED_UPDATE = 1 << 18
-
-
-cdef void update_all(update_rule rule, const recur_update *update, cnp.ndarray x):
-    cdef Py_ssize_t n = cnp.PyArray_SIZE(x)
-    cdef UpdateTask task = UpdateTask(rule, update, n, cnp.PyArray_ITEMSIZE(x))
-    parallel(run_update, &task, thread_count if n >= THREADED_UPDATE else 1, n)
-
-
 def descent_update(x, g, *, double rate, double scale=1):
     """x -= rate scale g, in place: x, g (n,)."""
     check_update(x, g, ())
     cdef recur_update update
-    memset(&update, 0, sizeof(update))
     update.x, update.g = data(x), data(g)
     update.rate, update.scale = rate, scale
-    update_all(table_of(cnp.PyArray_TYPE(x)).descent, &update, x)
+    cdef const recur_table *table = table_of(cnp.PyArray_TYPE(x))
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(x)
+    with nogil:
+        table.descent(&update, n)
 
 
 def momentum_update(x, g, velocity, *, double rate, double rho, double scale=1):
     """velocity = rho velocity + rate scale g;  x -= velocity, in place: all (n,)."""
     check_update(x, g, (("velocity", velocity),))
     cdef recur_update update
-    memset(&update, 0, sizeof(update))
     update.x, update.g, update.mean = data(x), data(g), data(velocity)
     update.rate, update.keep_mean, update.scale = rate, rho, scale
-    update_all(table_of(cnp.PyArray_TYPE(x)).momentum, &update, x)
+    cdef const recur_table *table = table_of(cnp.PyArray_TYPE(x))
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(x)
+    with nogil:
+        table.momentum(&update, n)
 
 
 def adam_update(x, g, mean, square, *, double rate, tuple beta, double correction, double epsilon,
@@ -87,9 +55,11 @@ def adam_update(x, g, mean, square, *, double rate, tuple beta, double correctio
     """
     check_update(x, g, (("mean", mean), ("square", square)))
     cdef recur_update update
-    memset(&update, 0, sizeof(update))
     update.x, update.g, update.mean, update.square = data(x), data(g), data(mean), data(square)
     update.rate, update.scale, update.decay = rate, scale, decay
     update.keep_mean, update.keep_square = beta
     update.correction, update.epsilon = correction, epsilon
-    update_all(table_of(cnp.PyArray_TYPE(x)).adam, &update, x)
+    cdef const recur_table *table = table_of(cnp.PyArray_TYPE(x))
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(x)
+    with nogil:
+        table.adam(&update, n)
