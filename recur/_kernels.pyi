@@ -658,7 +658,10 @@ def cpu_path() -> str:
     """The path in use: the best, or the one that RECUR_ARCH named at import."""
 
 def set_num_threads(n: int) -> None:
-    """How many threads a large sequence may use, from now on.  RECUR_NUM_THREADS sets the first."""
+    """How many threads a large call may use, from now on; no result depends on it.
+
+    Between calls they look for the next one for up to 0.2 ms, then sleep.  ValueError on n < 1.
+    """
 
 def get_num_threads() -> int:
     """The number that `set_num_threads` set."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -170,11 +171,83 @@ def test_a_child_forked_in_the_middle_of_another_thread_s_call_works():
     assert not any(failed), failed
 
 
-def test_idle_workers_use_no_time():
-    _kernels.set_num_threads(3)
+def processor_time_while_idle(seconds):
+    """What all threads of this process use while this one waits."""
+    before = time.process_time()
+    threading.Event().wait(seconds)
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_workers_that_find_no_next_job_go_to_sleep(n):
+    _kernels.set_num_threads(n)
     work_through(build("lstm"), 16)
-    waited = threading.Event()
-    before = os.times()
-    waited.wait(0.3)
-    after = os.times()
-    assert (after.user + after.system) - (before.user + before.system) <= 0.1
+    assert processor_time_while_idle(0.5) < 0.05
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_calls_far_apart_leave_the_workers_asleep_between_them(n):
+    kernel = build("lstm")
+    x = np.zeros((64, I), np.float32)
+    state = (np.zeros((64, H), np.float32),) * 2
+    _kernels.set_num_threads(n)
+    idle = 0.0
+    for _ in range(10):
+        kernel.step(x, *state)
+        idle += processor_time_while_idle(0.05)
+    assert idle < 0.05  # of 0.5 s; a worker looks for 0.2 ms after each call
+
+
+@all_kinds
+def test_a_row_of_short_calls_has_the_bits_of_one_thread(kind):
+    kernel = build(kind)
+    rng = np.random.default_rng(4)
+    start = tuple(rng.standard_normal((4, H)).astype(np.float32) for _ in range(kernel.n_states))
+    x = rng.standard_normal((200, 4, I)).astype(np.float32)
+    after = {}
+    for n in (1, 2, 3):
+        _kernels.set_num_threads(n)
+        state = start
+        for i in range(len(x)):
+            if i % 50 == 49:
+                time.sleep(0.002)  # the workers fall asleep, and are called again
+            state = kernel.step(x[i], *state)
+        after[n] = state
+    same(after[2], after[1])
+    same(after[3], after[1])
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no list of threads here")
+def test_a_stepper_follows_the_number_of_threads_set_later():
+    x = np.zeros((I, 64), np.float32)
+    _kernels.set_num_threads(1)
+    stepper = _kernels.Stepper([build("lstm")], 64)
+    _kernels.set_num_threads(9)  # more than any other test asks for
+    stepper(x)
+    assert len(os.listdir("/proc/self/task")) >= 9
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+def test_the_pool_leaves_every_thread_the_cores_it_had():
+    _kernels.set_num_threads(3)
+    kernel = build("lstm")
+    cores = os.sched_getaffinity(0)
+    for _ in range(5):
+        work_through(kernel, 16)
+        time.sleep(0.002)
+    for thread in os.listdir("/proc/self/task"):
+        assert os.sched_getaffinity(int(thread)) == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_threads_share_one_core():
+    _kernels.set_num_threads(3)
+    kernel = build("gru")
+    want = work_through(kernel, 16)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the child's workers have this one, too
+    try:
+        assert status_of_child(kernel, want, 20) == 0
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -178,12 +178,15 @@ cdef class CellKernel:
         return rows * self.gates * self.n_out * (self.n_in + self.n_out)
 
     cdef int threads(self, Py_ssize_t T, Py_ssize_t B) noexcept:
-        """One thread, unless a step pays for its barrier and the call for waking the others."""
+        return thread_count if self.is_threaded(T, B) else 1
+
+    cdef bint is_threaded(self, Py_ssize_t T, Py_ssize_t B) noexcept:
+        """Whether a step pays for its barrier, and for what its threads hand over to each other."""
         # small batches wait for the weights: reading one costs as long as five multiply-adds
         cdef Py_ssize_t step = max(self.work(B), 5 * self.work(1))
-        if step < THREADED_STEP or T * step < THREADED_CALL:
-            return 1
-        return thread_count
+        # a sequence's threads hand over h; one step's also x and the new h, which are the caller's
+        cdef Py_ssize_t handed = B * (self.n_out if T > 1 else self.n_in + 2 * self.n_out)
+        return step >= THREADED_STEP + HANDED_OVER * handed
 
     # -- one step
 

@@ -114,5 +114,5 @@ cdef extern from "recur.h" nogil:
     void recur_array_free(void *, void *, size_t) noexcept
 
     ctypedef void (*recur_task)(void *, int, int, void *) noexcept nogil
-    void recur_parallel(recur_task, void *, int) noexcept
+    void recur_parallel(recur_task, void *, int, int) noexcept
     void recur_barrier(void *) noexcept

@@ -17,7 +17,15 @@ def cpu_path():
 
 
 def set_num_threads(n):
-    """How many threads a large call may use, from now on."""
+    """How many threads a large call may use, from now on; the numbers that it gives stay the same.
+
+    A call with too little work for a second thread keeps to one.  After a call that had others
+    they look for the next one for up to 0.2 ms, which a loop of calls meets, and then sleep:
+    between calls that are further apart nothing runs.  More threads than cores gain nothing.
+    Products through BLAS have BLAS's own threads.
+
+    Raises ValueError unless n is a whole number of at least 1.
+    """
     global thread_count
     if not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"set_num_threads: n is {n!r}, expected a whole number of at least 1")
@@ -59,10 +67,17 @@ choose_path()
 choose_threads()
 
 
-# Multiply-adds (50,000 take a microsecond) below which a call keeps to one thread: a step of a few
-# microseconds does not pay for a barrier, nor a call of 0.1 ms for waking threads.
-cdef Py_ssize_t THREADED_STEP = 200_000
+# Multiply-adds, of which a thread does 50,000 in a microsecond.  A second thread halves a cell's
+# step, and has to gain more than its barrier and what the two cores hand to each other: reading a
+# number that another core wrote takes as long as 60 of them, all of this measured on two cores of a
+# Sapphire Rapids.  Smaller steps keep to one thread.
+cdef Py_ssize_t THREADED_STEP = 500_000
+cdef Py_ssize_t HANDED_OVER = 125
+# other products
 cdef Py_ssize_t THREADED_CALL = 5_000_000
+# Waking a thread that sleeps takes 50 to 150 microseconds: a shorter call has only those that look
+# for work.
+cdef Py_ssize_t WAKING_CALL = 10_000_000
 
 # Below this many multiply-adds a call keeps the GIL: giving it up and taking it back costs more.
 cdef Py_ssize_t SHORT_WORK = 50_000
@@ -70,7 +85,7 @@ cdef Py_ssize_t SHORT_WORK = 50_000
 
 cdef inline void parallel(recur_task task, void *context, int count, Py_ssize_t work):
     if work < SHORT_WORK:
-        recur_parallel(task, context, 1)
+        recur_parallel(task, context, 1, False)
     else:
         with nogil:
-            recur_parallel(task, context, count)
+            recur_parallel(task, context, count, work >= WAKING_CALL)

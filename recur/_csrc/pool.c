@@ -1,17 +1,30 @@
-/* A small thread pool: one job at a time, workers started when first needed and asleep between jobs.
+/* A small thread pool: one job at a time, workers started when first needed.
+
+   Waking a thread that sleeps takes as long as a step of a middle-sized cell, tens of microseconds,
+   more where a core that has nothing to do is given back to a hypervisor.  So whoever waits, a worker
+   for its next job, the caller for the last worker, a thread at a barrier for the others, looks for a
+   short, bounded time before it sleeps, and whom it waits for makes a system call only if it sleeps.
+   The looking one soon offers its turn at each look, to a thread that has no core of its own; where
+   there are more threads than cores it does so at once, a few times, and sleeps.  A job too short for
+   a thread to be woken has those that look, and the second in a row of such jobs calls the others for
+   the next.
 
    A second caller, or a job that asks for one thread, runs in its own thread alone.  After a fork
    the child has no workers and starts its own.  Where there are no POSIX threads every job has one
    thread. */
+#if defined(__linux__)
+#define _GNU_SOURCE /* affinities */
+#endif
 #include "recur.h"
 
 #if defined(_WIN32)
 
 void recur_barrier(void *barrier) { (void)barrier; }
 
-void recur_parallel(recur_task task, void *context, int count) {
+void recur_parallel(recur_task task, void *context, int count, int wake) {
     const unsigned word = recur_flush_subnormals();
     (void)count;
+    (void)wake;
     task(context, 0, 1, NULL);
     recur_restore_control(word);
 }
@@ -21,28 +34,58 @@ void recur_parallel(recur_task task, void *context, int count) {
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__linux__) && defined(__GLIBC__)
+#define HAS_AFFINITY 1
+#else
+#define HAS_AFFINITY 0
+#endif
 
 #define MOST_WORKERS 63
-/* looks at a barrier before the thread gives up its turn: steps are microseconds long, so the
-   others are near, unless they have no core to run on */
-#define SPINS 4000
+/* nanoseconds that a thread looks before it sleeps, and after which it offers its turn at each look:
+   calls in a loop and the products of a window follow each other within some tens of microseconds */
+#define PATIENCE 200000
+#define OWN_TURN 20000
+#define LOOKS 32 /* between two readings of the clock */
+#define OTHERS_TURNS 16
+
+/* A thread that has slept is told so under the pool's lock; `state` says whether it has to be told. */
+enum { LOOKING, ASLEEP, POSTED };
 
 typedef struct {
-    int count;
-    atomic_int arrived, round;
+    atomic_uint state;
+#if HAS_AFFINITY
+    int displaced;       /* it is kept from a core until it runs, and then has all of the mask */
+    cpu_set_t mask;
+#endif
+    pthread_t thread;
+    pthread_cond_t told;
+    char apart[128]; /* neighbours look at their own cache line */
+} worker;
+
+typedef struct {
+    unsigned count;
+    atomic_uint arrived, round, asleep;
+    pthread_cond_t passed;
 } barrier_state;
 
 static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t job_posted, job_done;
-    int busy;               /* a caller has the pool */
-    int workers;            /* started */
-    int wanted, running;    /* workers that the job takes; that have not finished it */
-    unsigned long job;      /* number of the job posted last */
+    pthread_mutex_t lock;   /* held by whoever goes to sleep, and to tell who sleeps */
+    pthread_cond_t done;
+    atomic_uint busy;       /* a caller has the pool; what has no lock of its own is the caller's */
+    int started;            /* workers */
+    int cores, here;        /* here: the one that the caller was on when it posted the job */
+    int64_t missed;         /* when a job ended for which nobody was woken */
+    int64_t patience;       /* of this job's threads */
+    atomic_uint running;    /* workers that have not finished, + CALLER_SLEEPS */
     recur_task task;
     void *context;
     barrier_state barrier;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .job_posted = PTHREAD_COND_INITIALIZER, .job_done = PTHREAD_COND_INITIALIZER};
+    worker workers[MOST_WORKERS];
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+#define CALLER_SLEEPS 256u
 
 static void pause_briefly(void) {
 #if defined(__x86_64__)
@@ -50,21 +93,52 @@ static void pause_briefly(void) {
 #endif
 }
 
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether *word, which was `before`, has changed; looks for `patience` nanoseconds.  0: for as many
+   turns of other threads as may bring the one that is waited for. */
+static int has_changed(atomic_uint *word, unsigned before, int64_t patience) {
+    int64_t begun = 0;
+    for (int turns = 0; patience == 0; turns++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != before) return 1;
+        if (turns == OTHERS_TURNS) return 0;
+        sched_yield();
+    }
+    for (unsigned looks = 1;; looks++) {
+        if (atomic_load_explicit(word, memory_order_acquire) != before) return 1;
+        pause_briefly();
+        if (looks % LOOKS) continue;
+        const int64_t now = nanoseconds();
+        if (!begun) begun = now;
+        if (now - begun > patience) return 0;
+        if (now - begun > OWN_TURN) sched_yield();
+    }
+}
+
 void recur_barrier(void *context) {
-    barrier_state *barrier = context;
-    if (!barrier) return;
-    const int round = atomic_load_explicit(&barrier->round, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&barrier->arrived, 1, memory_order_acq_rel) == barrier->count - 1) {
-        atomic_store_explicit(&barrier->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&barrier->round, round + 1, memory_order_release);
+    barrier_state *b = context;
+    if (!b) return;
+    const unsigned round = atomic_load_explicit(&b->round, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) == b->count - 1) {
+        atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
+        atomic_store(&b->round, round + 1); /* in one order with `asleep`, here and below */
+        if (atomic_load(&b->asleep)) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+            pthread_cond_broadcast(&b->passed);
+        }
         return;
     }
-    for (int spins = 0; atomic_load_explicit(&barrier->round, memory_order_acquire) == round; spins++) {
-        if (spins < SPINS)
-            pause_briefly();
-        else
-            sched_yield();
-    }
+    if (has_changed(&b->round, round, pool.patience)) return;
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&b->asleep, 1);
+    while (atomic_load(&b->round) == round) pthread_cond_wait(&b->passed, &pool.lock);
+    atomic_fetch_sub(&b->asleep, 1);
+    pthread_mutex_unlock(&pool.lock);
 }
 
 static void run_flushed(recur_task task, void *context, int id, int count, barrier_state *barrier) {
@@ -73,83 +147,190 @@ static void run_flushed(recur_task task, void *context, int id, int count, barri
     recur_restore_control(word);
 }
 
+/* A core that is halted in a virtual machine passes for a busy one, and the scheduler then puts the
+   thread that is woken, or begins, behind the one that does it.  So a worker is sent to the other cores
+   first; once it runs, it may go anywhere again. */
+#if HAS_AFFINITY
+static int other_cores(worker *w, cpu_set_t *others) {
+    const int here = sched_getcpu();
+    w->displaced = 0;
+    if (here < 0 || pthread_getaffinity_np(pthread_self(), sizeof *others, others)) return 0;
+    w->mask = *others;
+    CPU_CLR(here, others);
+    return CPU_COUNT(others) > 0;
+}
+
+static void displace(worker *w, pthread_t thread) {
+    cpu_set_t others;
+    if (other_cores(w, &others)) w->displaced = !pthread_setaffinity_np(thread, sizeof others, &others);
+}
+
+static void displace_new(worker *w, pthread_attr_t *attributes) {
+    cpu_set_t others;
+    if (other_cores(w, &others)) w->displaced = !pthread_attr_setaffinity_np(attributes, sizeof others, &others);
+}
+
+static void settle(worker *self) {
+    if (self->displaced) pthread_setaffinity_np(pthread_self(), sizeof self->mask, &self->mask);
+    self->displaced = 0;
+}
+
+/* off the core that the caller works on: two that look at each other there would not be parted soon */
+static void step_aside(worker *self) {
+    if (pool.patience == 0 || sched_getcpu() != pool.here) return;
+    displace(self, pthread_self());
+    settle(self);
+}
+
+static int this_core(void) { return sched_getcpu(); }
+#else
+static void displace(worker *w, pthread_t thread) { (void)w, (void)thread; }
+static void displace_new(worker *w, pthread_attr_t *attributes) { (void)w, (void)attributes; }
+static void settle(worker *self) { (void)self; }
+static void step_aside(worker *self) { (void)self; }
+static int this_core(void) { return -1; }
+#endif
+
+/* by the caller: the worker sleeps */
+static void tell(worker *w, unsigned state) {
+    displace(w, w->thread);
+    atomic_store(&w->state, state);
+    pthread_mutex_lock(&pool.lock); /* by then it waits for the signal, or has seen the state */
+    pthread_mutex_unlock(&pool.lock);
+    pthread_cond_signal(&w->told);
+}
+
+static void wait_for_job(worker *self, int64_t patience) {
+    while (!has_changed(&self->state, LOOKING, patience)) {
+        unsigned state = LOOKING;
+        if (!atomic_compare_exchange_strong(&self->state, &state, ASLEEP)) return;
+        pthread_mutex_lock(&pool.lock);
+        while (atomic_load(&self->state) == ASLEEP) pthread_cond_wait(&self->told, &pool.lock);
+        pthread_mutex_unlock(&pool.lock);
+        settle(self);
+    }
+}
+
 static void *work(void *argument) {
     const int id = (int)(intptr_t)argument;
-    unsigned long done = 0;
-    pthread_mutex_lock(&pool.lock);
+    worker *self = &pool.workers[id - 1];
+    int64_t patience = PATIENCE;
+    settle(self);
     for (;;) {
-        while (pool.job == done || id > pool.wanted) {
-            if (id > pool.wanted) done = pool.job;
-            pthread_cond_wait(&pool.job_posted, &pool.lock);
+        wait_for_job(self, patience);
+        atomic_store_explicit(&self->state, LOOKING, memory_order_relaxed);
+        patience = pool.patience;
+        step_aside(self);
+        run_flushed(pool.task, pool.context, id, (int)pool.barrier.count, &pool.barrier);
+        /* the caller may return, and post the next job, from here on */
+        if (atomic_fetch_sub(&pool.running, 1) == CALLER_SLEEPS + 1) {
+            pthread_mutex_lock(&pool.lock);
+            pthread_mutex_unlock(&pool.lock);
+            pthread_cond_signal(&pool.done);
         }
-        done = pool.job;
-        const recur_task task = pool.task;
-        void *context = pool.context;
-        const int count = pool.wanted + 1;
-        pthread_mutex_unlock(&pool.lock);
-        run_flushed(task, context, id, count, &pool.barrier);
-        pthread_mutex_lock(&pool.lock);
-        if (--pool.running == 0) pthread_cond_signal(&pool.job_done);
     }
     return NULL;
 }
 
-static void forget_workers(void) { /* in the child of a fork */
+static void forget_workers(void) { /* in the child of a fork; another thread's job may be under way */
     static const pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static const pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
     pool.lock = mutex;
-    pool.job_posted = pool.job_done = condition;
-    pool.busy = pool.workers = pool.wanted = pool.running = 0;
-    atomic_store(&pool.barrier.arrived, 0); /* another thread's job may have been under way */
+    pool.started = 0;
+    atomic_store(&pool.busy, 0);
 }
 
-static void start_workers(int wanted) { /* with the lock held; as many as the system grants */
+static int count_cores(void) {
+#if defined(__linux__)
+    cpu_set_t mine;
+    if (sched_getaffinity(0, sizeof mine, &mine) == 0) return CPU_COUNT(&mine);
+#endif
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static void start_workers(int wanted) { /* by the caller that has the pool; as many as the system grants */
+    static const pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
     static int registered;
     if (!registered) {
         pthread_atfork(NULL, NULL, forget_workers);
         registered = 1;
     }
-    pthread_attr_t detached;
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    while (pool.workers < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, &detached, work, (void *)(intptr_t)(pool.workers + 1))) break;
-        pool.workers++;
+    if (pool.started == 0) {
+        pool.cores = count_cores();
+        pool.done = pool.barrier.passed = condition;
+        atomic_store(&pool.barrier.arrived, 0);
+        atomic_store(&pool.barrier.asleep, 0);
     }
-    pthread_attr_destroy(&detached);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    while (pool.started < wanted) {
+        worker *next = &pool.workers[pool.started];
+        next->told = condition;
+        displace_new(next, &attributes);
+        atomic_store(&next->state, LOOKING);
+        if (pthread_create(&next->thread, &attributes, work, (void *)(intptr_t)(pool.started + 1))) break;
+        pool.started++;
+    }
+    pthread_attr_destroy(&attributes);
 }
 
-void recur_parallel(recur_task task, void *context, int count) {
-    int helpers = count - 1 < MOST_WORKERS ? count - 1 : MOST_WORKERS;
-    if (helpers > 0) {
-        pthread_mutex_lock(&pool.lock);
-        if (pool.busy) {
-            helpers = 0;
-        } else {
-            start_workers(helpers);
-            if (helpers > pool.workers) helpers = pool.workers;
-        }
-        if (helpers > 0) {
-            pool.busy = 1;
-            pool.wanted = pool.running = helpers;
-            pool.task = task;
-            pool.context = context;
-            pool.barrier.count = helpers + 1;
-            pool.job++;
-            pthread_cond_broadcast(&pool.job_posted);
-        }
-        pthread_mutex_unlock(&pool.lock);
+static void post(recur_task task, void *context, int helpers) {
+    pool.task = task;
+    pool.context = context;
+    pool.patience = helpers < pool.cores ? PATIENCE : 0;
+    pool.barrier.count = (unsigned)helpers + 1;
+    pool.here = this_core();
+    atomic_store(&pool.running, (unsigned)helpers);
+    for (int i = 0; i < helpers; i++) {
+        unsigned looking = LOOKING;
+        if (!atomic_compare_exchange_strong(&pool.workers[i].state, &looking, POSTED))
+            tell(&pool.workers[i], POSTED);
     }
-    if (helpers <= 0) {
+}
+
+/* How many of the first `helpers` workers look; those that sleep are called if jobs come in a row. */
+static int looking(int helpers) {
+    const int in_a_row = nanoseconds() - pool.missed < PATIENCE;
+    int found = helpers;
+    for (int i = helpers - 1; i >= 0; i--) {
+        if (atomic_load(&pool.workers[i].state) != ASLEEP) continue;
+        if (in_a_row) tell(&pool.workers[i], LOOKING);
+        found = i;
+    }
+    return found;
+}
+
+static void wait_for_workers(void) {
+    unsigned running;
+    do {
+        running = atomic_load_explicit(&pool.running, memory_order_acquire);
+        if (running == 0) return;
+    } while (has_changed(&pool.running, running, pool.patience));
+    pthread_mutex_lock(&pool.lock);
+    if (atomic_fetch_add(&pool.running, CALLER_SLEEPS))
+        while (atomic_load(&pool.running) != CALLER_SLEEPS) pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+void recur_parallel(recur_task task, void *context, int count, int wake) {
+    int helpers = count - 1 < MOST_WORKERS ? count - 1 : MOST_WORKERS;
+    if (helpers <= 0 || atomic_exchange(&pool.busy, 1)) {
         run_flushed(task, context, 0, 1, NULL);
         return;
     }
-    run_flushed(task, context, 0, helpers + 1, &pool.barrier);
-    pthread_mutex_lock(&pool.lock);
-    while (pool.running) pthread_cond_wait(&pool.job_done, &pool.lock);
-    pool.busy = pool.wanted = 0;
-    pthread_mutex_unlock(&pool.lock);
+    if (pool.started < helpers) start_workers(helpers);
+    if (helpers > pool.started) helpers = pool.started;
+    const int wanted = helpers;
+    if (!wake) helpers = looking(helpers);
+    if (helpers > 0) {
+        post(task, context, helpers);
+        run_flushed(task, context, 0, helpers + 1, &pool.barrier);
+        wait_for_workers();
+    } else {
+        run_flushed(task, context, 0, 1, NULL);
+    }
+    if (helpers < wanted) pool.missed = nanoseconds();
+    atomic_store(&pool.busy, 0);
 }
 
 #endif

@@ -154,8 +154,9 @@ void recur_array_free(void *context, void *memory, size_t size);
 /* pool.c */
 typedef void (*recur_task)(void *context, int id, int count, void *barrier);
 /* Run the task as threads 0 .. count-1, the caller being thread 0, with subnormals flushed; return
-   when all are done.  The task may be given a smaller count than asked for, down to 1. */
-void recur_parallel(recur_task task, void *context, int count);
+   when all are done.  The task may be given a smaller count than asked for, down to 1: without `wake`
+   it has only threads that are awake from an earlier job, and is not worth waking others. */
+void recur_parallel(recur_task task, void *context, int count, int wake);
 void recur_barrier(void *barrier);          /* wait for the task's other threads; NULL: there are none */
 
 #endif

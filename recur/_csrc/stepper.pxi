@@ -241,7 +241,7 @@ cdef class Stepper:
     cdef list here                 # for each, whether its state lies in this stepper
     cdef Py_ssize_t away           # how many do not
     cdef Py_ssize_t work
-    cdef int threads
+    cdef bint threaded             # whether a step has work for more than one thread
     cdef bint inside               # whether a thread is
     cdef readonly bint stepping    # whether that thread takes a step
     cdef readonly long long steps
@@ -319,7 +319,7 @@ cdef class Stepper:
         self.chain.batch = B
         self.cell_stages = []
         self.here = []
-        self.threads = 1
+        self.threaded = False
         self.x = self.memory.data
         cdef char *at = <char *>self.memory.data + <Py_ssize_t>blocks[0]
         cdef void *x0 = self.x
@@ -360,7 +360,7 @@ cdef class Stepper:
             f.c_first = f.c = at + 2 * block
             f.scratch = at + 3 * block if kernel.cell.kind == RECUR_GRUV3 else NULL
         self.work += kernel.work(self.batch)
-        self.threads = max(self.threads, kernel.threads(1, self.batch))
+        self.threaded = self.threaded or kernel.is_threaded(1, self.batch)
 
     cdef void lay_out_affine(self, Stage *s, AffineKernel kernel) except *:
         s.layout = kernel.layout
@@ -589,7 +589,7 @@ cdef class Stepper:
                 s.block.h = s.block_y
                 s.block.h_first = s.forward[self.chain.turn].h_first
             self.chain.steps = n
-            recur_parallel(run_block, &self.chain, count)
+            recur_parallel(run_block, &self.chain, count, n * self.work >= WAKING_CALL)
             for i in range(self.chain.count):
                 s = &self.chain.stages[i]
                 if s.cell != NULL:
@@ -635,11 +635,12 @@ cdef class Stepper:
 
     cdef void run_step(self) noexcept:
         if self.work < SHORT_WORK:
-            recur_parallel(run_chain, &self.chain, 1)
+            recur_parallel(run_chain, &self.chain, 1, False)
         else:
             self.stepping = True
             with nogil:
-                recur_parallel(run_chain, &self.chain, self.threads)
+                recur_parallel(run_chain, &self.chain, thread_count if self.threaded else 1,
+                               self.work >= WAKING_CALL)
             self.stepping = False
         self.chain.turn ^= 1
 
