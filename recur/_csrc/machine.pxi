@@ -75,9 +75,9 @@ cdef Py_ssize_t THREADED_STEP = 500_000
 cdef Py_ssize_t HANDED_OVER = 125
 # other products
 cdef Py_ssize_t THREADED_CALL = 5_000_000
-# Waking a thread that sleeps takes 50 to 150 microseconds: a shorter call has only those that look
-# for work.
-cdef Py_ssize_t WAKING_CALL = 10_000_000
+# Waking a thread that sleeps takes 50 to 200 microseconds, and the call waits: a shorter one has
+# only those that look for work.
+cdef Py_ssize_t WAKING_CALL = 20_000_000
 
 # Below this many multiply-adds a call keeps the GIL: giving it up and taking it back costs more.
 cdef Py_ssize_t SHORT_WORK = 50_000

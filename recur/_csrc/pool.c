@@ -9,6 +9,10 @@
    a thread to be woken has those that look, and the second in a row of such jobs calls the others for
    the next.
 
+   Threads that other processes keep from their cores would be waited for at every barrier.  So a job
+   begins with the workers that have come within the time of one look, and after a job that spent much
+   of its time asleep, jobs are for one thread, for ten times as long as it took.
+
    A second caller, or a job that asks for one thread, runs in its own thread alone.  After a fork
    the child has no workers and starts its own.  Where there are no POSIX threads every job has one
    thread. */
@@ -52,10 +56,11 @@ void recur_parallel(recur_task task, void *context, int count, int wake) {
 #define OTHERS_TURNS 16
 
 /* A thread that has slept is told so under the pool's lock; `state` says whether it has to be told. */
-enum { LOOKING, ASLEEP, POSTED };
+enum { LOOKING, ASLEEP, POSTED, COME, GO };
 
 typedef struct {
     atomic_uint state;
+    int id;              /* of this job's threads */
 #if HAS_AFFINITY
     int displaced;       /* it is kept from a core until it runs, and then has all of the mask */
     cpu_set_t mask;
@@ -77,6 +82,8 @@ static struct {
     atomic_uint busy;       /* a caller has the pool; what has no lock of its own is the caller's */
     int started;            /* workers */
     int cores, here;        /* here: the one that the caller was on when it posted the job */
+    int64_t rest;           /* until when jobs are for one thread */
+    atomic_llong slept;     /* nanoseconds, by all threads of this job */
     int64_t missed;         /* when a job ended for which nobody was woken */
     int64_t patience;       /* of this job's threads */
     atomic_uint running;    /* workers that have not finished, + CALLER_SLEEPS */
@@ -134,11 +141,13 @@ void recur_barrier(void *context) {
         return;
     }
     if (has_changed(&b->round, round, pool.patience)) return;
+    const int64_t asleep_from = nanoseconds();
     pthread_mutex_lock(&pool.lock);
     atomic_fetch_add(&b->asleep, 1);
     while (atomic_load(&b->round) == round) pthread_cond_wait(&b->passed, &pool.lock);
     atomic_fetch_sub(&b->asleep, 1);
     pthread_mutex_unlock(&pool.lock);
+    atomic_fetch_add_explicit(&pool.slept, nanoseconds() - asleep_from, memory_order_relaxed);
 }
 
 static void run_flushed(recur_task task, void *context, int id, int count, barrier_state *barrier) {
@@ -212,16 +221,18 @@ static void wait_for_job(worker *self, int64_t patience) {
 }
 
 static void *work(void *argument) {
-    const int id = (int)(intptr_t)argument;
-    worker *self = &pool.workers[id - 1];
+    worker *self = argument;
     int64_t patience = PATIENCE;
     settle(self);
     for (;;) {
         wait_for_job(self, patience);
+        unsigned posted = POSTED;
+        if (!atomic_compare_exchange_strong(&self->state, &posted, COME)) continue; /* too late */
+        while (!has_changed(&self->state, COME, PATIENCE)) continue;
         atomic_store_explicit(&self->state, LOOKING, memory_order_relaxed);
         patience = pool.patience;
         step_aside(self);
-        run_flushed(pool.task, pool.context, id, (int)pool.barrier.count, &pool.barrier);
+        run_flushed(pool.task, pool.context, self->id, (int)pool.barrier.count, &pool.barrier);
         /* the caller may return, and post the next job, from here on */
         if (atomic_fetch_sub(&pool.running, 1) == CALLER_SLEEPS + 1) {
             pthread_mutex_lock(&pool.lock);
@@ -268,24 +279,37 @@ static void start_workers(int wanted) { /* by the caller that has the pool; as m
         next->told = condition;
         displace_new(next, &attributes);
         atomic_store(&next->state, LOOKING);
-        if (pthread_create(&next->thread, &attributes, work, (void *)(intptr_t)(pool.started + 1))) break;
+        if (pthread_create(&next->thread, &attributes, work, next)) break;
         pool.started++;
     }
     pthread_attr_destroy(&attributes);
 }
 
-static void post(recur_task task, void *context, int helpers) {
+/* Give the job to those of the first `helpers` workers that come for it; returns how many. */
+static int post(recur_task task, void *context, int helpers) {
     pool.task = task;
     pool.context = context;
     pool.patience = helpers < pool.cores ? PATIENCE : 0;
-    pool.barrier.count = (unsigned)helpers + 1;
     pool.here = this_core();
-    atomic_store(&pool.running, (unsigned)helpers);
+    atomic_store(&pool.slept, 0);
     for (int i = 0; i < helpers; i++) {
         unsigned looking = LOOKING;
         if (!atomic_compare_exchange_strong(&pool.workers[i].state, &looking, POSTED))
             tell(&pool.workers[i], POSTED);
     }
+    int come = 0, late = 0;
+    for (int i = 0; i < helpers; i++) {
+        unsigned posted = POSTED;
+        worker *w = &pool.workers[i];
+        late = late || !has_changed(&w->state, POSTED, PATIENCE);
+        if (!atomic_compare_exchange_strong(&w->state, &posted, LOOKING)) w->id = ++come;
+        else w->id = 0;
+    }
+    pool.barrier.count = (unsigned)come + 1;
+    atomic_store(&pool.running, (unsigned)come);
+    for (int i = 0; i < helpers; i++)
+        if (pool.workers[i].id) atomic_store(&pool.workers[i].state, GO);
+    return come;
 }
 
 /* How many of the first `helpers` workers look; those that sleep are called if jobs come in a row. */
@@ -302,14 +326,17 @@ static int looking(int helpers) {
 
 static void wait_for_workers(void) {
     unsigned running;
+    int64_t asleep_from;
     do {
         running = atomic_load_explicit(&pool.running, memory_order_acquire);
         if (running == 0) return;
     } while (has_changed(&pool.running, running, pool.patience));
+    asleep_from = nanoseconds();
     pthread_mutex_lock(&pool.lock);
     if (atomic_fetch_add(&pool.running, CALLER_SLEEPS))
         while (atomic_load(&pool.running) != CALLER_SLEEPS) pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
+    atomic_fetch_add(&pool.slept, nanoseconds() - asleep_from);
 }
 
 void recur_parallel(recur_task task, void *context, int count, int wake) {
@@ -320,16 +347,17 @@ void recur_parallel(recur_task task, void *context, int count, int wake) {
     }
     if (pool.started < helpers) start_workers(helpers);
     if (helpers > pool.started) helpers = pool.started;
-    const int wanted = helpers;
-    if (!wake) helpers = looking(helpers);
-    if (helpers > 0) {
-        post(task, context, helpers);
-        run_flushed(task, context, 0, helpers + 1, &pool.barrier);
-        wait_for_workers();
-    } else {
-        run_flushed(task, context, 0, 1, NULL);
-    }
+    const int64_t begun = nanoseconds();
+    const int wanted = begun < pool.rest ? 0 : helpers;
+    helpers = wanted && !wake ? looking(wanted) : wanted;
+    const int come = helpers ? post(task, context, helpers) : 0;
+    run_flushed(task, context, 0, come + 1, &pool.barrier);
+    if (come) wait_for_workers();
     if (helpers < wanted) pool.missed = nanoseconds();
+    if (helpers && pool.patience) {
+        const int64_t now = nanoseconds();
+        if (come < helpers || atomic_load(&pool.slept) > (now - begun) / 4) pool.rest = now + 10 * (now - begun);
+    }
     atomic_store(&pool.busy, 0);
 }
 
