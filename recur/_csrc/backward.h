@@ -152,7 +152,8 @@ INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(blo
     for (ptrdiff_t i = 0; i < FETCH_AHEAD; i++) NAME(fetch_saved)(s, b, b->row + i);
     if (s->dg_next)
         NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,
-                   (const REAL *)s->cell->wh_back + b->panel * depth * width, depth * width, acc, width);
+                   (const REAL *)s->cell->wh_back + b->panel * depth * width, depth * width, acc, width,
+                   NAME(panel_span)(2, depth, s->cell->wh_back, b->next));
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;
@@ -189,7 +190,8 @@ static void NAME(reset_block)(const void *job, const NAME(block) *b) {
     ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
     NAME(start_block)(b, NULL, width, acc, width);
     NAME(feed)(2, b->rows, b->panels, s->dg + 2 * H + b->row * s->columns, s->columns, H,
-               (const REAL *)s->cell->whh_back + b->panel * H * width, H * width, acc, width);
+               (const REAL *)s->cell->whh_back + b->panel * H * width, H * width, acc, width,
+               NAME(panel_span)(2, H, s->cell->whh_back, b->next));
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0);
         ptrdiff_t u = (b->panel + (b->panels == 1 ? 0 : e)) * width;

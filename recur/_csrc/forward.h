@@ -122,7 +122,8 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
     ALIGNED REAL nx[ROW_BLOCK * LANES]; /* GRU */
     if (s->x) {
         NAME(start_block)(b, cell->bias, width, acc, width);
-        NAME(multiply)(vectors, b, s->x, cell->n_in, cell->n_in, cell->wi, acc, width);
+        NAME(multiply)(vectors, b, s->x, cell->n_in, cell->n_in, cell->wi, acc, width,
+                       NAME(panel_span)(h_vectors, s->hidden, cell->wh, b->panel));
     } else {
         NAME(load_block)(&wi, b, s->projected, acc, width);
     }
@@ -133,7 +134,9 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
             NAME(store)(nx + e * LANES, NAME(load)(n));
             NAME(store)(n, NAME(load)((const REAL *)cell->bias_h + panel * LANES));
         }
-    NAME(multiply)(h_vectors, b, s->h, s->hidden, s->hidden, cell->wh, acc, width);
+    NAME(multiply)(h_vectors, b, s->h, s->hidden, s->hidden, cell->wh, acc, width,
+                   s->x ? NAME(panel_span)(vectors, cell->n_in, cell->wi, b->next)
+                        : NAME(panel_span)(h_vectors, s->hidden, cell->wh, b->next));
     for (ptrdiff_t e = 0; e < entries; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
         const ptrdiff_t u = panel * unit_vectors * LANES;
@@ -159,7 +162,8 @@ static void NAME(candidate_block)(const void *job, const NAME(block) *b) {
     const ptrdiff_t width = 2 * LANES;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
     NAME(load_block)(&whh, b, s->nx, acc, width);
-    NAME(multiply)(2, b, s->rh, s->hidden, s->hidden, s->cell->whh, acc, width);
+    NAME(multiply)(2, b, s->rh, s->hidden, s->hidden, s->cell->whh, acc, width,
+                   NAME(panel_span)(2, s->hidden, s->cell->whh, b->next));
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++)
         NAME(gruv3_units)(s, b->row + (b->panels == 1 ? e : 0), (b->panel + (b->panels == 1 ? 0 : e)) * width,
                           acc + e * width);

@@ -19,7 +19,7 @@ static ptrdiff_t NAME(outer_scratch)(ptrdiff_t b_columns) {
 #define STRIP_NAME(R) NAME(strip_tile_##R)
 #define STRIP_TILE(R)                                                                                         \
     static void STRIP_NAME(R)(const REAL *a, ptrdiff_t depth, const REAL *panel, REAL *acc, ptrdiff_t acc_step) { \
-        NAME(tile)(R, 1, 2, a, 1, R, depth, panel, 0, acc, acc_step);                                         \
+        NAME(tile)(R, 1, 2, a, 1, R, depth, panel, 0, acc, acc_step, 0, (NAME(ahead)){0});                    \
     }
 typedef void NAME(strip_function)(const REAL *a, ptrdiff_t depth, const REAL *panel, REAL *acc, ptrdiff_t acc_step);
 STRIP_TILE(1) STRIP_TILE(2) STRIP_TILE(3) STRIP_TILE(4)

@@ -15,6 +15,7 @@
 /* rows a caller may have under way at once: one accumulator row each */
 #define ROW_BLOCK 64
 #define MAX_VECTORS 4
+#define LINE 64 /* bytes of a line of the caches */
 
 static ptrdiff_t NAME(panels)(const recur_layout *m) {
     const ptrdiff_t width = m->vectors * LANES;
@@ -163,12 +164,18 @@ INLINE void NAME(half_tile)(const int PANELS, const int VECTORS, const REAL *a, 
 }
 #endif
 
+/* Memory that a tile asks for meanwhile: two lines from `at` on, `step` bytes further each k. */
+typedef struct NAME(ahead) {
+    const char *at;
+    ptrdiff_t step;
+} NAME(ahead);
+
 /* ROWS rows of `a` times PANELS panels of VECTORS registers; one of ROWS and PANELS is 1.  Number k
    of row r of `a` is at a[r * a_step + k * k_step].  acc holds one row of `acc_step` numbers for each
    row or panel. */
 INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, const REAL *a, ptrdiff_t a_step,
                        ptrdiff_t k_step, ptrdiff_t depth, const WEIGHT *panel, ptrdiff_t panel_step, REAL *acc,
-                       ptrdiff_t acc_step) {
+                       ptrdiff_t acc_step, const int FETCH, NAME(ahead) ahead) {
 #if FORMAT == F16 && RECUR_VECTOR_BYTES == 64
     if (ROWS == 1) {
         NAME(half_tile)(PANELS, VECTORS, a, k_step, depth, panel, panel_step, acc, acc_step);
@@ -179,6 +186,11 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
     UNROLL for (int e = 0; e < ROWS * PANELS; e++)
         UNROLL for (int v = 0; v < VECTORS; v++) sum[e][v] = NAME(load)(acc + e * acc_step + v * LANES);
     for (ptrdiff_t k = 0; k < depth; k++, panel += VECTORS * LANES) {
+        if (FETCH) {
+            PREFETCH_FAR(ahead.at);
+            PREFETCH_FAR(ahead.at + LINE);
+            ahead.at += ahead.step;
+        }
         UNROLL for (int p = 0; p < PANELS; p++) {
             VREAL w[MAX_VECTORS];
             NAME(load_row)(VECTORS, panel + p * panel_step, w);
@@ -196,12 +208,12 @@ INLINE void NAME(tile)(const int ROWS, const int PANELS, const int VECTORS, cons
 }
 
 typedef void NAME(tile_function)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const WEIGHT *panel,
-                                 ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step);
+                                 ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step, NAME(ahead) ahead);
 #define TILE_NAME(R, P, V) NAME(tile_##R##_##P##_##V)
 #define TILE(R, P, V)                                                                              \
     static void TILE_NAME(R, P, V)(const REAL *a, ptrdiff_t a_step, ptrdiff_t depth, const WEIGHT *panel, \
-                                   ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {          \
-        NAME(tile)(R, P, V, a, a_step, 1, depth, panel, panel_step, acc, acc_step);                \
+                                   ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step, NAME(ahead) ahead) { \
+        NAME(tile)(R, P, V, a, a_step, 1, depth, panel, panel_step, acc, acc_step, (R) > 1, ahead); \
     }
 TILE(1, 1, 2) TILE(2, 1, 2) TILE(3, 1, 2) TILE(4, 1, 2)
 TILE(1, 1, 3) TILE(2, 1, 3) TILE(3, 1, 3) TILE(4, 1, 3)
@@ -242,52 +254,86 @@ static NAME(tile_function) *const NAME(panel_tiles)[MAX_VECTORS + 1][5] = {
 };
 static const int NAME(panels_at_once)[MAX_VECTORS + 1] = {0, 0, 4, 3, 2};
 
-/* acc[r] += a[r] times one panel, for up to ROW_BLOCK rows */
+/* Weights that are read next: `size` bytes.  Several tiles share a panel, and only the first has to wait
+   for it; if all of them ask for a part of the next one, a matrix beyond the second cache comes at an
+   even pace while it is needed. */
+typedef struct NAME(span) {
+    const WEIGHT *at;
+    ptrdiff_t size;
+} NAME(span);
+
+/* what tile i of `tiles`, `depth` deep, asks for: one line or two each k, the first tiles first; then what
+   is near anyway */
+INLINE NAME(ahead) NAME(part_of)(const NAME(span) *next, ptrdiff_t i, ptrdiff_t tiles, ptrdiff_t depth,
+                                 const WEIGHT *near) {
+    ptrdiff_t step = (next->size + tiles * depth - 1) / (tiles * depth);
+    step = step < LINE ? LINE : step > 2 * LINE ? 2 * LINE : step;
+    if (i * step * depth >= next->size) return (NAME(ahead)){(const char *)near, 0};
+    return (NAME(ahead)){(const char *)next->at + i * step * depth, step};
+}
+
+/* acc[r] += a[r] times one panel, for up to ROW_BLOCK rows, while what is read next comes nearer */
 static void NAME(feed_rows)(int vectors, ptrdiff_t rows, const REAL *a, ptrdiff_t a_step, ptrdiff_t depth,
-                            const WEIGHT *panel, REAL *acc, ptrdiff_t acc_step) {
+                            const WEIGHT *panel, REAL *acc, ptrdiff_t acc_step, NAME(span) next) {
     const ptrdiff_t most = NAME(tile_rows)[vectors], tiles = (rows + most - 1) / most;
+    const ptrdiff_t width = vectors * LANES, block_size = DEPTH_BLOCK * width * (ptrdiff_t)sizeof(WEIGHT);
     for (ptrdiff_t k = 0; k < depth; k += DEPTH_BLOCK) {
         const ptrdiff_t block = depth - k < DEPTH_BLOCK ? depth - k : DEPTH_BLOCK;
-        const WEIGHT *part = panel + k * vectors * LANES;
+        const WEIGHT *part = panel + k * width;
+        NAME(span) after = next;
+        if (k + block < depth)
+            after = (NAME(span)){part + block * width, (depth - k - block) * width * (ptrdiff_t)sizeof(WEIGHT)};
+        if (after.size > block_size) after.size = block_size;
+        if (tiles == 1) after.size = 0; /* one tile reads straight on, which the hardware follows */
         for (ptrdiff_t i = 0, row = 0; i < tiles; i++) {
-            const ptrdiff_t next = rows * (i + 1) / tiles; /* tiles of even height */
-            NAME(row_tiles)[vectors][next - row](a + row * a_step + k, a_step, block, part, 0,
-                                                 acc + row * acc_step, acc_step);
-            row = next;
+            const ptrdiff_t end = rows * (i + 1) / tiles; /* tiles of even height */
+            NAME(row_tiles)[vectors][end - row](a + row * a_step + k, a_step, block, part, 0, acc + row * acc_step,
+                                                acc_step, NAME(part_of)(&after, i, tiles, block, part));
+            row = end;
         }
     }
 }
 
 /* acc[e] += a times panel e, panels `panel_step` WEIGHTs apart: row r of panel p if panels is 1, else the one row with `panels` panels */
 static void NAME(feed)(int vectors, ptrdiff_t rows, ptrdiff_t panels, const REAL *a, ptrdiff_t a_step,
-                       ptrdiff_t depth, const WEIGHT *panel, ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step) {
+                       ptrdiff_t depth, const WEIGHT *panel, ptrdiff_t panel_step, REAL *acc, ptrdiff_t acc_step,
+                       NAME(span) next) {
     if (panels == 1)
-        NAME(feed_rows)(vectors, rows, a, a_step, depth, panel, acc, acc_step);
+        NAME(feed_rows)(vectors, rows, a, a_step, depth, panel, acc, acc_step, next);
     else
-        NAME(panel_tiles)[vectors][panels](a, a_step, depth, panel, panel_step, acc, acc_step);
+        NAME(panel_tiles)[vectors][panels](a, a_step, depth, panel, panel_step, acc, acc_step, (NAME(ahead)){0});
 }
 
 /* A block of work: rows row..row+rows of one panel, or row `row` of several panels.  Its entry e is
    one row of one panel. */
 typedef struct NAME(block) {
     ptrdiff_t row, rows, panel, panels;
+    ptrdiff_t next; /* the panel of the block after this one; below 0: none */
 } NAME(block);
 typedef void NAME(block_function)(const void *job, const NAME(block) *);
 
-/* acc[e] += rows of `a` (which begins at row 0) times packed weights, for the entries of a block.
+/* one panel of packed weights, or nothing if `panel` is below 0 */
+INLINE NAME(span) NAME(panel_span)(int vectors, ptrdiff_t depth, const void *packed, ptrdiff_t panel) {
+    const ptrdiff_t size = NAME(panel_size)(vectors * LANES, depth);
+    if (panel < 0) return (NAME(span)){NULL, 0};
+    return (NAME(span)){(const WEIGHT *)packed + panel * size, size * (ptrdiff_t)sizeof(WEIGHT)};
+}
+
+/* acc[e] += rows of `a` (which begins at row 0) times packed weights, for the entries of a block; `next` is
+   what will be read after it.
    With scales the products of whole numbers are summed from zero, then scaled, then added. */
 INLINE void NAME(multiply)(int vectors, const NAME(block) *b, const REAL *a, ptrdiff_t a_step, ptrdiff_t depth,
-                           const void *packed, REAL *acc, ptrdiff_t acc_step) {
+                           const void *packed, REAL *acc, ptrdiff_t acc_step, NAME(span) next) {
     const ptrdiff_t width = vectors * LANES, panel_step = NAME(panel_size)(width, depth);
     const WEIGHT *panel = (const WEIGHT *)packed + b->panel * panel_step;
     a += b->row * a_step;
 #if SCALES == 0
-    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel, panel_step, acc, acc_step);
+    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel, panel_step, acc, acc_step, next);
 #else
     ALIGNED REAL sums[ROW_BLOCK * MAX_VECTORS * LANES];
     const ptrdiff_t entries = b->rows * b->panels;
     memset(sums, 0, entries * width * sizeof(REAL));
-    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel + SCALES * width, panel_step, sums, width);
+    NAME(feed)(vectors, b->rows, b->panels, a, a_step, depth, panel + SCALES * width, panel_step, sums, width, next);
     for (ptrdiff_t e = 0; e < entries; e++) {
         const REAL *scales = (const REAL *)(panel + (b->panels == 1 ? 0 : e) * panel_step);
         for (ptrdiff_t j = 0; j < width; j += LANES) {
@@ -305,13 +351,15 @@ INLINE void NAME(cover)(NAME(block_function) *work, const void *job, int vectors
                         ptrdiff_t first, ptrdiff_t last, ptrdiff_t pass) {
     const ptrdiff_t most = rows == 1 ? NAME(panels_at_once)[vectors] : 1;
     const ptrdiff_t blocks = (last - first + most - 1) / most;
-    for (ptrdiff_t row = 0; row < rows; row += ROW_BLOCK)
-        for (ptrdiff_t i = 0; i < blocks; i++) {
-            const ptrdiff_t p = first + most * (pass % 2 ? blocks - 1 - i : i);
+    for (ptrdiff_t row = 0; row < rows; row += ROW_BLOCK, pass++) {
+        const ptrdiff_t step = pass % 2 ? -most : most;
+        ptrdiff_t p = first + (pass % 2 ? most * (blocks - 1) : 0);
+        for (ptrdiff_t i = 1; i <= blocks; i++, p += step) {
             const NAME(block) b = {row, rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK, p,
-                                   last - p < most ? last - p : most};
+                                   last - p < most ? last - p : most, i < blocks ? p + step : -1};
             work(job, &b);
         }
+    }
 }
 
 /* Entries of a block in a row-major matrix (rows, gates * units), to and from accumulators. */
@@ -366,7 +414,8 @@ static void NAME(product_block)(const void *context, const NAME(block) *b) {
         NAME(load_block)(m, b, job->init, acc, width);
     else
         NAME(start_block)(b, job->bias, width, acc, width);
-    NAME(multiply)(vectors, b, job->a, job->a_step, m->depth, job->packed, acc, width);
+    NAME(multiply)(vectors, b, job->a, job->a_step, m->depth, job->packed, acc, width,
+                   NAME(panel_span)(vectors, m->depth, job->packed, b->next));
     NAME(store_block)(m, b, job->out, acc, width);
 }
 

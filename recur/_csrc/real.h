@@ -60,6 +60,7 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
 #undef STRIP_TILE
 #undef ROW_BLOCK
 #undef MAX_VECTORS
+#undef LINE
 #undef WEIGHT
 #undef SCALES
 #undef PART_OF_WORD
