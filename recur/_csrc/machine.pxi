@@ -79,13 +79,19 @@ cdef Py_ssize_t THREADED_CALL = 5_000_000
 # only those that look for work.
 cdef Py_ssize_t WAKING_CALL = 20_000_000
 
+
+cdef inline int longest_wait(Py_ssize_t work) noexcept nogil:
+    """The microseconds that a call may wait for threads that sleep: a tenth of its own; 0: none."""
+    return 0 if work < WAKING_CALL else min(work // 500_000, 10_000)
+
+
 # Below this many multiply-adds a call keeps the GIL: giving it up and taking it back costs more.
 cdef Py_ssize_t SHORT_WORK = 50_000
 
 
 cdef inline void parallel(recur_task task, void *context, int count, Py_ssize_t work):
     if work < SHORT_WORK:
-        recur_parallel(task, context, 1, False)
+        recur_parallel(task, context, 1, 0)
     else:
         with nogil:
-            recur_parallel(task, context, count, work >= WAKING_CALL)
+            recur_parallel(task, context, count, longest_wait(work))

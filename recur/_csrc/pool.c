@@ -10,8 +10,9 @@
    the next.
 
    Threads that other processes keep from their cores would be waited for at every barrier.  So a job
-   begins with the workers that have come within the time of one look, and after a job that spent much
-   of its time asleep, jobs are for one thread, for ten times as long as it took.
+   begins with the workers that have come within a part of its time, and after one that spent much of
+   its time asleep, or some in a row for which workers came too late, jobs are for one thread, for ten
+   times as long as it took.  A worker that was called too late looks longer for the next job.
 
    A second caller, or a job that asks for one thread, runs in its own thread alone.  After a fork
    the child has no workers and starts its own.  Where there are no POSIX threads every job has one
@@ -25,10 +26,10 @@
 
 void recur_barrier(void *barrier) { (void)barrier; }
 
-void recur_parallel(recur_task task, void *context, int count, int wake) {
+void recur_parallel(recur_task task, void *context, int count, int wait) {
     const unsigned word = recur_flush_subnormals();
     (void)count;
-    (void)wake;
+    (void)wait;
     task(context, 0, 1, NULL);
     recur_restore_control(word);
 }
@@ -54,6 +55,7 @@ void recur_parallel(recur_task task, void *context, int count, int wake) {
 #define OWN_TURN 20000
 #define LOOKS 32 /* between two readings of the clock */
 #define OTHERS_TURNS 16
+#define MOST_LATE 3 /* jobs in a row for which a worker came too late */
 
 /* A thread that has slept is told so under the pool's lock; `state` says whether it has to be told. */
 enum { LOOKING, ASLEEP, POSTED, COME, GO };
@@ -83,6 +85,7 @@ static struct {
     int started;            /* workers */
     int cores, here;        /* here: the one that the caller was on when it posted the job */
     int64_t rest;           /* until when jobs are for one thread */
+    int late;               /* jobs in a row that have begun without a worker they had called */
     atomic_llong slept;     /* nanoseconds, by all threads of this job */
     int64_t missed;         /* when a job ended for which nobody was woken */
     int64_t patience;       /* of this job's threads */
@@ -217,6 +220,7 @@ static void wait_for_job(worker *self, int64_t patience) {
         while (atomic_load(&self->state) == ASLEEP) pthread_cond_wait(&self->told, &pool.lock);
         pthread_mutex_unlock(&pool.lock);
         settle(self);
+        patience = 10 * PATIENCE; /* if it was called for the job after the one that runs */
     }
 }
 
@@ -227,7 +231,10 @@ static void *work(void *argument) {
     for (;;) {
         wait_for_job(self, patience);
         unsigned posted = POSTED;
-        if (!atomic_compare_exchange_strong(&self->state, &posted, COME)) continue; /* too late */
+        if (!atomic_compare_exchange_strong(&self->state, &posted, COME)) { /* too late */
+            patience = 10 * PATIENCE;
+            continue;
+        }
         while (!has_changed(&self->state, COME, PATIENCE)) continue;
         atomic_store_explicit(&self->state, LOOKING, memory_order_relaxed);
         patience = pool.patience;
@@ -285,8 +292,9 @@ static void start_workers(int wanted) { /* by the caller that has the pool; as m
     pthread_attr_destroy(&attributes);
 }
 
-/* Give the job to those of the first `helpers` workers that come for it; returns how many. */
-static int post(recur_task task, void *context, int helpers) {
+/* Give the job to those of the first `helpers` workers that come for it within `wait` nanoseconds;
+   returns how many. */
+static int post(recur_task task, void *context, int helpers, int64_t wait) {
     pool.task = task;
     pool.context = context;
     pool.patience = helpers < pool.cores ? PATIENCE : 0;
@@ -301,7 +309,7 @@ static int post(recur_task task, void *context, int helpers) {
     for (int i = 0; i < helpers; i++) {
         unsigned posted = POSTED;
         worker *w = &pool.workers[i];
-        late = late || !has_changed(&w->state, POSTED, PATIENCE);
+        late = late || !has_changed(&w->state, POSTED, wait);
         if (!atomic_compare_exchange_strong(&w->state, &posted, LOOKING)) w->id = ++come;
         else w->id = 0;
     }
@@ -339,7 +347,7 @@ static void wait_for_workers(void) {
     atomic_fetch_add(&pool.slept, nanoseconds() - asleep_from);
 }
 
-void recur_parallel(recur_task task, void *context, int count, int wake) {
+void recur_parallel(recur_task task, void *context, int count, int wait) {
     int helpers = count - 1 < MOST_WORKERS ? count - 1 : MOST_WORKERS;
     if (helpers <= 0 || atomic_exchange(&pool.busy, 1)) {
         run_flushed(task, context, 0, 1, NULL);
@@ -349,14 +357,16 @@ void recur_parallel(recur_task task, void *context, int count, int wake) {
     if (helpers > pool.started) helpers = pool.started;
     const int64_t begun = nanoseconds();
     const int wanted = begun < pool.rest ? 0 : helpers;
-    helpers = wanted && !wake ? looking(wanted) : wanted;
-    const int come = helpers ? post(task, context, helpers) : 0;
+    helpers = wanted && !wait ? looking(wanted) : wanted;
+    const int64_t longest = 1000 * (int64_t)wait;
+    const int come = helpers ? post(task, context, helpers, longest < PATIENCE ? PATIENCE : longest) : 0;
     run_flushed(task, context, 0, come + 1, &pool.barrier);
     if (come) wait_for_workers();
     if (helpers < wanted) pool.missed = nanoseconds();
     if (helpers && pool.patience) {
         const int64_t now = nanoseconds();
-        if (come < helpers || atomic_load(&pool.slept) > (now - begun) / 4) pool.rest = now + 10 * (now - begun);
+        pool.late = come < helpers ? pool.late + (pool.late < MOST_LATE) : 0;
+        if (pool.late == MOST_LATE || atomic_load(&pool.slept) > (now - begun) / 4) pool.rest = now + 10 * (now - begun);
     }
     atomic_store(&pool.busy, 0);
 }

@@ -478,7 +478,7 @@ cdef class SlotStepper:
             else:
                 s.size = n * width if s.packed == NULL else width
             x = y
-        recur_parallel(run_chain, &self.chain, count, n * self.work >= WAKING_CALL)
+        recur_parallel(run_chain, &self.chain, count, longest_wait(n * self.work))
         part = 0
         for i in range(self.chain.count):
             s = &self.chain.stages[i]

@@ -589,7 +589,7 @@ cdef class Stepper:
                 s.block.h = s.block_y
                 s.block.h_first = s.forward[self.chain.turn].h_first
             self.chain.steps = n
-            recur_parallel(run_block, &self.chain, count, n * self.work >= WAKING_CALL)
+            recur_parallel(run_block, &self.chain, count, longest_wait(n * self.work))
             for i in range(self.chain.count):
                 s = &self.chain.stages[i]
                 if s.cell != NULL:
@@ -635,12 +635,12 @@ cdef class Stepper:
 
     cdef void run_step(self) noexcept:
         if self.work < SHORT_WORK:
-            recur_parallel(run_chain, &self.chain, 1, False)
+            recur_parallel(run_chain, &self.chain, 1, 0)
         else:
             self.stepping = True
             with nogil:
                 recur_parallel(run_chain, &self.chain, thread_count if self.threaded else 1,
-                               self.work >= WAKING_CALL)
+                               longest_wait(self.work))
             self.stepping = False
         self.chain.turn ^= 1
 
