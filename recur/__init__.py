@@ -1,4 +1,4 @@
-"""Recurrent networks on the CPU: Flux.jl's recurrent API on a small tape and BLAS kernels."""
+"""Recurrent networks on the CPU: Flux.jl's recurrent API on a small tape and compiled kernels."""
 
 from typing import TYPE_CHECKING
 

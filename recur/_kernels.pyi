@@ -10,8 +10,8 @@ Errors. TypeError for a wrong dtype, ValueError for a wrong shape or layout; not
 
 Numbers. One accumulator an output, in the order bias, Wi in k order, Wh in k order. So a step gives
 the same bits for any batch size and any place in the batch, and a sequence gives the same bits as
-its steps, with any number of threads. In cells, steppers, AffineKernel and weight_gradient
-subnormal numbers count as zero.
+its steps, with any number of threads. In cells, steppers, affine products and
+weight_gradient subnormal numbers count as zero.
 
 Threads. All arithmetic runs without the GIL; kernels are immutable and may be shared by threads. A
 Stepper has state and belongs to one thread at a time.
@@ -224,6 +224,12 @@ class AffineKernel:
 
     def apply(self, x: Array, out: Array | None = None) -> Array:
         """x (N, I) -> (N, R), the same bits for any N.  out must not overlap x."""
+
+    def backward_x(self, dy: Array) -> Array:
+        """dy (N, R) -> dy @ W, (N, I), the same bits for any N.
+
+        The transpose is packed at the first call, once, under a lock.  ValueError with `storage`.
+        """
 
 @final
 class Version:
@@ -488,10 +494,13 @@ def bias_gradient(dg: Array, out: Array, *, accumulate: bool) -> None:
     """out (rows,) = dg.sum(0), or += if accumulate.  dg (N, rows) may be a column slice."""
 
 def affine_forward(W: Array, x: Array, b: Array | None = None) -> Array:
-    """x (N, I) -> x @ W.T + b, (N, R), through BLAS: W (R, I), b (R,)."""
+    """x (N, I) -> x @ W.T + b, (N, R), bit for bit as an AffineKernel: W (R, I), b (R,).
+
+    For many rows, over which packing W in the caches costs little, and nothing is to be kept.
+    """
 
 def affine_backward_x(W: Array, dy: Array) -> Array:
-    """dy (N, R) -> dy @ W, (N, I), through BLAS: W (R, I)."""
+    """dy (N, R) -> dy @ W, (N, I), bit for bit as an AffineKernel: W (R, I)."""
 
 def softmax_cross_entropy(
     logits: Array, target: Array, *, weights: Array | None = None
@@ -613,6 +622,9 @@ def new_vector(n: int, dtype: Any) -> Array:
 
     For what an optimiser reads side by side: parameters, gradients, its states.
     """
+
+def sum_of_squares(a: Array) -> float:
+    """The sum of a_i^2: a (n,).  Squares are formed in the dtype of a, and may overflow there."""
 
 def descent_update(x: Array, g: Array, *, rate: float, scale: float = 1) -> None:
     """x -= rate scale g, in place: x, g (n,), not overlapping.  Subnormals are kept."""

@@ -17,7 +17,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_New
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -26,7 +26,6 @@ cnp.import_array()
 
 include "_csrc/interface.pxi"
 include "_csrc/machine.pxi"
-include "_csrc/blas.pxi"
 include "_csrc/memory.pxi"
 include "_csrc/products.pxi"
 include "_csrc/cells.pxi"

@@ -144,6 +144,52 @@ def test_an_affine_kernels_rows_do_not_depend_on_each_other(dtype):
     np.testing.assert_array_equal(kernel.apply(x), alone)
 
 
+# Shapes (N, R, I) with several blocks of depth, several groups of panels, and few or many rows.
+LARGE = [
+    (1, 1100, 40),
+    (7, 40, 1100),
+    (70, 530, 1030),
+    (300, 70, 90),
+    (131, 1, 1500),
+    (2, 1200, 1100),
+]
+
+
+@both_dtypes
+@pytest.mark.parametrize(("N", "R", "C"), [*SHAPES, *LARGE])
+def test_a_matrix_as_it_lies_gives_the_bits_of_the_packed_one(N, R, C, dtype):
+    rng = np.random.default_rng([N, R, C])
+    W, x, dy, b = (draw(rng, *s, dtype=dtype) for s in ((R, C), (N, C), (N, R), (R,)))
+    kernel, before = _kernels.AffineKernel(W, b), _kernels.get_num_threads()
+    y, dx = kernel.apply(x), kernel.backward_x(dy)
+    close(dx, dy.astype(np.float64) @ W.astype(np.float64), dtype)
+    try:
+        for threads in (1, 2, 3, 5):
+            _kernels.set_num_threads(threads)
+            np.testing.assert_array_equal(kernel.apply(x), y)
+            np.testing.assert_array_equal(kernel.backward_x(dy), dx)
+            np.testing.assert_array_equal(_kernels.affine_forward(W, x, b), y)
+            np.testing.assert_array_equal(_kernels.affine_backward_x(W, dy), dx)
+    finally:
+        _kernels.set_num_threads(before)
+    for n in (1, N // 2):
+        np.testing.assert_array_equal(_kernels.affine_forward(W, x[-n:], b), y[-n:])
+        np.testing.assert_array_equal(_kernels.affine_backward_x(W, dy[-n:]), dx[-n:])
+
+
+@both_dtypes
+def test_a_product_passes_on_what_is_not_finite_and_only_to_its_row(dtype):
+    rng = np.random.default_rng(5)
+    W, x = draw(rng, 40, 600, dtype=dtype), draw(rng, 66, 600, dtype=dtype)
+    want = _kernels.affine_forward(W, x)
+    x[3, 599], x[65, 0] = np.nan, np.inf
+    found = _kernels.affine_forward(W, x)
+    assert np.isnan(found[3]).all()
+    np.testing.assert_array_equal(np.abs(found[65]), np.inf)
+    untouched = np.delete(np.arange(66), [3, 65])
+    np.testing.assert_array_equal(found[untouched], want[untouched])
+
+
 @both_dtypes
 def test_products_without_inputs_give_the_bias(dtype):
     W, x, b = np.empty((3, 0), dtype), np.empty((2, 0), dtype), np.arange(3, dtype=dtype)
@@ -152,6 +198,11 @@ def test_products_without_inputs_give_the_bias(dtype):
     np.testing.assert_array_equal(_kernels.AffineKernel(W, b).apply(x), np.stack([b, b]))
     no_rows = np.empty((0, 3), dtype)
     np.testing.assert_array_equal(_kernels.affine_backward_x(no_rows, np.empty((2, 0), dtype)), 0)
+    kernel = _kernels.AffineKernel(no_rows)
+    np.testing.assert_array_equal(kernel.backward_x(np.empty((2, 0), dtype)), np.zeros((2, 3)))
+    W = np.ones((3, 4), dtype)
+    assert _kernels.affine_forward(W, np.empty((0, 4), dtype), b).shape == (0, 3)
+    assert _kernels.affine_backward_x(W, np.empty((0, 3), dtype)).shape == (0, 4)
 
 
 def test_affine_arrays_that_do_not_fit_are_refused():
@@ -167,6 +218,11 @@ def test_affine_arrays_that_do_not_fit_are_refused():
         _kernels.affine_backward_x(W, np.ones((2, 4)))
     with pytest.raises(TypeError, match="b is float32"):
         _kernels.affine_forward(W, x, np.ones(3, np.float32))
+    with pytest.raises(ValueError, match=r"dy has shape \(2, 4\), expected \(any, 3\)"):
+        kernel.backward_x(np.ones((2, 4)))
+    half = _kernels.AffineKernel(np.ones((3, 4), np.float32), storage="float16")
+    with pytest.raises(ValueError, match="float16 have no backward"):
+        half.backward_x(np.ones((2, 3), np.float32))
 
 
 def dense_cross_entropy(logits, target, weights):

@@ -102,3 +102,27 @@ def test_arrays_that_do_not_fit_are_refused_and_left(states, dtype, rng):
                 UPDATES[states](*given)
             for a, b in zip(given, before, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("n", [*SIZES, 4096, 4097, 20011])
+def test_a_sum_of_squares_equals_that_of_exact_products(n, dtype, rng):
+    (a,) = arrays(rng, dtype, n, 1)
+    want = float(np.square(a.astype(np.longdouble)).sum())
+    found = k.sum_of_squares(a)
+    assert type(found) is float
+    assert abs(found - want) <= 64 * np.finfo(dtype).eps * want
+
+
+def test_a_sum_of_squares_overflows_as_its_dtype_does():
+    assert k.sum_of_squares(np.array([1, 1e30, 2], np.float32)) == np.inf
+    assert k.sum_of_squares(np.array([1, 2.0**100, 2])) == 2.0**200
+    assert np.isnan(k.sum_of_squares(np.array([1, np.nan])))
+
+
+def test_a_sum_of_squares_takes_one_contiguous_array_of_floats():
+    with pytest.raises(TypeError, match="a is int64, expected an array of float32 or float64"):
+        k.sum_of_squares(np.ones(3, np.int64))
+    with pytest.raises(ValueError, match="a has shape"):
+        k.sum_of_squares(np.ones((2, 2)))
+    with pytest.raises(ValueError, match="C-contiguous"):
+        k.sum_of_squares(np.ones(8)[::2])

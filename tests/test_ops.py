@@ -866,6 +866,52 @@ def test_affine_sees_every_write_to_its_parameters():
     np.testing.assert_allclose(ops.affine(weight, A, Param(np.ones(5))), W @ A + 1)
 
 
+@pytest.mark.parametrize("batch", [1, 5, 63, 64, 130])
+@pytest.mark.parametrize("computed", [False, True], ids=["parameter", "computed"])
+def test_a_recorded_affine_has_the_bits_of_a_plain_one_step_by_step(batch, computed, dtype, rng):
+    W = rng.standard_normal((33, 17)).astype(dtype)
+    weight, bias = Param(W), Param(rng.standard_normal(33).astype(dtype))
+    x = rng.standard_normal((17, batch, 3)).astype(dtype)
+    plain = ops.affine(weight, x, bias)
+    with Tape():
+        used = weight * 1 if computed else weight
+        whole = value(ops.affine(used, x, bias))
+        steps = [value(ops.affine(used, x[..., t], bias)) for t in range(3)]
+        alone = value(ops.affine(used, x[:, 0, 0], bias))
+    np.testing.assert_array_equal(whole, plain, strict=True)
+    np.testing.assert_array_equal(np.stack(steps, -1), plain, strict=True)
+    np.testing.assert_array_equal(alone, plain[:, 0, 0], strict=True)
+
+
+@pytest.mark.parametrize("shape", [(17,), (17, 0), (17, 1), (17, 5), (17, 70)], ids=str)
+@pytest.mark.parametrize("kind", ["parameter", "computed", "plain"])
+@pytest.mark.parametrize("product", [ops.matmul, ops.affine])
+def test_recorded_products_and_their_gradients_equal_numpys(product, kind, shape, dtype, rng):
+    W, x = (rng.standard_normal(s).astype(dtype) for s in ((33, 17), shape))
+    g = rng.standard_normal((33, *shape[1:])).astype(dtype)
+    weight, data = Param(W), Param(x)
+    with Tape() as tape:
+        left = {"parameter": weight, "computed": weight * 1, "plain": W}[kind]
+        y = product(left, data)
+        tape.backward((y * g).sum())
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4 if dtype.itemsize == 4 else 1e-12)
+    close(value(y), W @ x)
+    close(data.grad, W.T @ g)
+    if kind != "plain":
+        close(weight.grad, np.outer(g, x) if x.ndim == 1 else g @ x.T)
+    assert value(y).dtype == data.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("product", [ops.matmul, ops.affine])
+def test_a_product_s_weight_written_before_its_backward_is_noticed(product):
+    weight, x = Param(W), Param(A)
+    with Tape() as tape:
+        loss = product(weight, x).sum()
+        weight += 1
+        with pytest.raises(TapeError, match="written since"):
+            tape.backward(loss)
+
+
 def test_affine_of_no_samples_is_empty():
     assert ops.affine(Param(W), np.empty((3, 0))).shape == (5, 0)
     with Tape() as tape:

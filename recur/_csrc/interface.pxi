@@ -92,8 +92,12 @@ cdef extern from "recur.h" nogil:
         void (*outer)(const void *, Py_ssize_t, Py_ssize_t, const void *, Py_ssize_t, Py_ssize_t,
                       Py_ssize_t, int, void *, void *, int, int) noexcept nogil
         Py_ssize_t (*outer_scratch)(Py_ssize_t) noexcept nogil
+        void (*dense)(const void *, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t, const void *,
+                      const void *, Py_ssize_t, void *, void *, int, int) noexcept nogil
+        Py_ssize_t (*dense_scratch)(Py_ssize_t, Py_ssize_t) noexcept nogil
         void (*sum_rows)(const void *, Py_ssize_t, Py_ssize_t, Py_ssize_t, int,
                          void *) noexcept nogil
+        double (*sum_squares)(const void *, Py_ssize_t) noexcept nogil
         void (*descent)(const recur_update *, Py_ssize_t) noexcept nogil
         void (*momentum)(const recur_update *, Py_ssize_t) noexcept nogil
         void (*adam)(const recur_update *, Py_ssize_t) noexcept nogil

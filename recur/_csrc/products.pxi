@@ -1,4 +1,4 @@
-# Products: packed, through BLAS, and the gradients of weights.
+# Products: with packed matrices, with matrices as they lie, and the gradients of weights.
 
 cdef struct ProductTask:
     const recur_table *table
@@ -11,8 +11,12 @@ cdef struct ProductTask:
 
 
 cdef void run_product(void *context, int id, int count, void *barrier) noexcept nogil:
-    """The rows are shared out: a product for few rows stays on one thread."""
+    """The threads share the rows, or the panels if there are too few rows for whole blocks."""
     cdef ProductTask *task = <ProductTask *>context
+    if task.rows < 64 * count:
+        task.table.product(task.layout, task.packed, task.bias, NULL, task.a, task.a_step,
+                           task.rows, task.out, id, count)
+        return
     cdef Py_ssize_t item = task.table.item, columns = task.layout.gates * task.layout.units
     cdef Py_ssize_t first = task.rows * id // count, last = task.rows * (id + 1) // count
     task.table.product(task.layout, task.packed, task.bias, NULL,
@@ -31,7 +35,8 @@ cdef class AffineKernel:
     cdef const recur_table *table
     cdef int typenum
     cdef recur_layout layout
-    cdef Buffer weights, bias
+    cdef Buffer weights, bias, weights_back
+    cdef object lock
     cdef readonly Py_ssize_t n_in
     cdef readonly Py_ssize_t n_out
     cdef readonly object dtype
@@ -41,6 +46,7 @@ cdef class AffineKernel:
         self.typenum = float_type("W", W)
         self.table = table_for(self.typenum, storage)
         self.storage = storage
+        self.lock = threading.Lock()
         self.dtype = W.dtype
         check_2d("W", W, self.typenum, -1, -1)
         self.n_out = cnp.PyArray_DIM(W, 0)
@@ -74,9 +80,37 @@ cdef class AffineKernel:
         cdef ProductTask task = ProductTask(
             self.table, &self.layout, self.weights.data, self.bias.data,
             data(x), self.n_in, N, data(out))
-        cdef Py_ssize_t work = N * self.n_in * self.n_out
-        parallel(run_product, &task, thread_count if work >= THREADED_CALL and N >= 64 else 1, work)
+        self.run(&task)
         return out
+
+    def backward_x(self, dy):
+        """dy (N, R) -> dy @ W, new (N, I), the same bits for any N."""
+        check_2d("dy", dy, self.typenum, -1, self.n_out)
+        cdef recur_layout back = recur_plain_layout(self.n_in, self.n_out)
+        if self.storage is not None:
+            raise ValueError(f"weights held as {self.storage} have no backward")
+        with self.lock:
+            if self.weights_back is None:
+                self.weights_back = self.transposed(&back)
+        cdef Py_ssize_t N = cnp.PyArray_DIM(dy, 0)
+        cdef cnp.ndarray dx = empty_2d(self.typenum, N, self.n_in)
+        cdef ProductTask task = ProductTask(
+            self.table, &back, self.weights_back.data, NULL, data(dy), self.n_out, N, data(dx))
+        self.run(&task)
+        return dx
+
+    cdef Buffer transposed(self, const recur_layout *back):
+        cdef cnp.ndarray w = empty_2d(self.typenum, self.n_out, self.n_in)
+        cdef Buffer buffer = Buffer(packed_size(self.table, back))
+        self.table.unpack(&self.layout, self.weights.data, data(w))
+        self.table.pack(back, data(w), 1, self.n_in, buffer.data)
+        return buffer
+
+    cdef void run(self, ProductTask *task) except *:
+        cdef Py_ssize_t weights = self.n_in * self.n_out
+        # few rows wait for the weights: reading one costs as long as five multiply-adds
+        cdef int count = thread_count if max(task.rows, 5) * weights >= THREADED_CALL else 1
+        parallel(run_product, task, count, task.rows * weights)
 
 
 cdef struct OuterTask:
@@ -143,46 +177,53 @@ def bias_gradient(dg, out, *, bint accumulate):
         table.sum_rows(a, step, N, rows, accumulate, c)
 
 
+cdef struct DenseTask:
+    const recur_table *table
+    const void *w
+    Py_ssize_t row_step, depth_step, units, depth
+    const void *bias
+    const void *a
+    Py_ssize_t rows
+    void *out
+    void *scratch
+
+
+cdef void run_dense(void *context, int id, int count, void *barrier) noexcept nogil:
+    cdef DenseTask *task = <DenseTask *>context
+    task.table.dense(task.w, task.row_step, task.depth_step, task.units, task.depth, task.bias,
+                     task.a, task.rows, task.out, task.scratch, id, count)
+
+
+cdef cnp.ndarray dense(int typenum, cnp.ndarray w, Py_ssize_t row_step, Py_ssize_t depth_step,
+                       Py_ssize_t units, cnp.ndarray bias, cnp.ndarray a):
+    """bias + a (N, depth) times the matrix (units, depth) in w, new (N, units)."""
+    cdef Py_ssize_t N = cnp.PyArray_DIM(a, 0), depth = cnp.PyArray_DIM(a, 1)
+    cdef cnp.ndarray out = empty_2d(typenum, N, units)
+    cdef Py_ssize_t work = N * units * depth
+    cdef int count = thread_count if work >= THREADED_CALL else 1
+    cdef const recur_table *table = table_of(typenum)
+    cdef void *scratch = workspace(count * table.dense_scratch(units, depth) * table.item)
+    cdef DenseTask task = DenseTask(table, data(w), row_step, depth_step, units, depth, data(bias),
+                                    data(a), N, data(out), scratch)
+    parallel(run_dense, &task, count, work)
+    return out
+
+
 def affine_forward(W, x, b=None):
-    """x (N, I) -> x @ W.T + b, new (N, R), through BLAS: W (R, I), b (R,) or None."""
+    """x (N, I) -> x @ W.T + b, new (N, R): W (R, I), b (R,) or None; the same bits for any N."""
     cdef int typenum = float_type("W", W)
     check_2d("W", W, typenum, -1, -1)
     cdef Py_ssize_t R = cnp.PyArray_DIM(W, 0), I = cnp.PyArray_DIM(W, 1)
     check_2d("x", x, typenum, -1, I)
-    cdef Py_ssize_t N = cnp.PyArray_DIM(x, 0)
-    cdef cnp.ndarray y = empty_2d(typenum, N, R)
-    cdef bint has_bias = b is not None
-    if has_bias:
+    if b is not None:
         check_1d("b", b, typenum, R)
-        y[...] = b
-    elif I == 0:
-        y.fill(0)
-    if I == 0:
-        return y
-    cdef void *w_data = data(W)
-    cdef void *x_data = data(x)
-    cdef void *y_data = data(y)
-    cdef bint is_double = typenum == cnp.NPY_FLOAT64
-    with nogil:
-        gemm(is_double, False, True, N, R, I, x_data, I, w_data, I, has_bias, y_data, R)
-    return y
+    return dense(typenum, W, I, 1, R, b, x)
 
 
 def affine_backward_x(W, dy):
-    """dy (N, R) -> dy @ W, new (N, I), through BLAS: W (R, I)."""
+    """dy (N, R) -> dy @ W, new (N, I): W (R, I); the same bits for any N."""
     cdef int typenum = float_type("W", W)
     check_2d("W", W, typenum, -1, -1)
     cdef Py_ssize_t R = cnp.PyArray_DIM(W, 0), I = cnp.PyArray_DIM(W, 1)
     check_2d("dy", dy, typenum, -1, R)
-    cdef Py_ssize_t N = cnp.PyArray_DIM(dy, 0)
-    cdef cnp.ndarray dx = empty_2d(typenum, N, I)
-    if R == 0:
-        dx.fill(0)
-        return dx
-    cdef void *w_data = data(W)
-    cdef void *y_data = data(dy)
-    cdef void *x_data = data(dx)
-    cdef bint is_double = typenum == cnp.NPY_FLOAT64
-    with nogil:
-        gemm(is_double, False, False, N, I, R, y_data, R, w_data, I, False, x_data, I)
-    return dx
+    return dense(typenum, W, 1, I, I, None, dy)

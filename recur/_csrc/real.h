@@ -8,6 +8,7 @@
 #if FORMAT == FULL
 #include "backward.h"
 #include "outer.h"
+#include "dense.h"
 #include "rows.h"
 #include "updates.h"
 #endif
@@ -31,7 +32,10 @@ const recur_table JOIN(NAME(recur_table_), JOIN(_, RECUR_TARGET)) = {
     .softmax_cross_entropy = NAME(softmax_cross_entropy),
     .outer = NAME(outer),
     .outer_scratch = NAME(outer_scratch),
+    .dense = NAME(dense),
+    .dense_scratch = NAME(dense_scratch),
     .sum_rows = NAME(sum_rows),
+    .sum_squares = NAME(sum_squares),
     .descent = NAME(descent),
     .momentum = NAME(momentum),
     .adam = NAME(adam),

@@ -121,8 +121,14 @@ typedef struct recur_table {
     void (*outer)(const void *a, ptrdiff_t a_step, ptrdiff_t a_columns, const void *b, ptrdiff_t b_step,
                   ptrdiff_t b_columns, ptrdiff_t n, int accumulate, void *out, void *scratch, int id, int count);
     ptrdiff_t (*outer_scratch)(ptrdiff_t b_columns);
+    /* out (rows, units) = bias (units,) or NULL + a (rows, depth) times a matrix transposed, given as
+       for pack, but not packed; scratch: dense_scratch numbers for each of the `count` threads */
+    void (*dense)(const void *w, ptrdiff_t row_step, ptrdiff_t depth_step, ptrdiff_t units, ptrdiff_t depth,
+                  const void *bias, const void *a, ptrdiff_t rows, void *out, void *scratch, int id, int count);
+    ptrdiff_t (*dense_scratch)(ptrdiff_t units, ptrdiff_t depth);
     void (*sum_rows)(const void *a, ptrdiff_t a_step, ptrdiff_t rows, ptrdiff_t columns,
                      int accumulate, void *out);
+    double (*sum_squares)(const void *a, ptrdiff_t n);
     void (*descent)(const recur_update *, ptrdiff_t n);
     void (*momentum)(const recur_update *, ptrdiff_t n);
     void (*adam)(const recur_update *, ptrdiff_t n);
@@ -154,9 +160,10 @@ void recur_array_free(void *context, void *memory, size_t size);
 /* pool.c */
 typedef void (*recur_task)(void *context, int id, int count, void *barrier);
 /* Run the task as threads 0 .. count-1, the caller being thread 0, with subnormals flushed; return
-   when all are done.  The task may be given a smaller count than asked for, down to 1: without `wake`
-   it has only threads that are awake from an earlier job, and is not worth waking others. */
-void recur_parallel(recur_task task, void *context, int count, int wake);
+   when all are done.  The task may be given a smaller count than asked for, down to 1: with a
+   `wait` of 0 it has only threads that are awake from an earlier job, else those that come within so many
+   microseconds. */
+void recur_parallel(recur_task task, void *context, int count, int wait);
 void recur_barrier(void *barrier);          /* wait for the task's other threads; NULL: there are none */
 
 #endif

@@ -9,6 +9,30 @@ INLINE REAL NAME(square_root)(REAL x) {
 #endif
 }
 
+/* the sum of squares, in parts short enough to keep their digits */
+static double NAME(sum_squares)(const void *a_, ptrdiff_t n) {
+    const REAL *a = a_;
+    double total = 0;
+    for (ptrdiff_t i = 0; i < n;) {
+        const ptrdiff_t end = n - i < 4096 ? n : i + 4096;
+        VREAL sum[4];
+        UNROLL for (int v = 0; v < 4; v++) sum[v] = SPLAT(0);
+        for (; i + 4 * LANES <= end; i += 4 * LANES)
+            UNROLL for (int v = 0; v < 4; v++) {
+                const VREAL x = NAME(load)(a + i + v * LANES);
+                sum[v] = NAME(madd)(x, x, sum[v]);
+            }
+        for (; i < end; i += LANES) {
+            const VREAL x = NAME(load_part)(a + i, end - i);
+            sum[0] = NAME(madd)(x, x, sum[0]);
+        }
+        REAL part[LANES_MAX];
+        NAME(store)(part, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+        for (int j = 0; j < LANES; j++) total += part[j];
+    }
+    return total;
+}
+
 static void NAME(descent)(const recur_update *u, ptrdiff_t n) {
     REAL *restrict x = (REAL *)u->x;
     const REAL *restrict g = (const REAL *)u->g;

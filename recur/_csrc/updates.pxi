@@ -22,6 +22,19 @@ cdef inline bint overlap(cnp.ndarray a, cnp.ndarray b) noexcept:
     return p < q + cnp.PyArray_NBYTES(b) and q < p + cnp.PyArray_NBYTES(a)
 
 
+def sum_of_squares(a):
+    """The sum of a_i^2, a float: a (n,)."""
+    cdef int typenum = float_type("a", a)
+    check_1d("a", a, typenum, -1)
+    cdef const recur_table *table = table_of(typenum)
+    cdef Py_ssize_t n = cnp.PyArray_SIZE(a)
+    cdef void *numbers = data(a)
+    cdef double total
+    with nogil:
+        total = table.sum_squares(numbers, n)
+    return total
+
+
 def descent_update(x, g, *, double rate, double scale=1):
     """x -= rate scale g, in place: x, g (n,)."""
     check_update(x, g, ())

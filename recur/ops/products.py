@@ -41,11 +41,10 @@ class _Affine(Op):
     def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
         assert node.inputs is not None
         weight, x, bias = node.inputs
-        saved_weight, rows, dtype = node.saved
+        saved_weight, rows, dtype, packed = node.saved
         dy = _rows(grads[0], dtype)
         if x is not None:
-            W = np.ascontiguousarray(restore(saved_weight))
-            dx = _kernels.affine_backward_x(W, dy)
+            dx = _input_gradient(restore(saved_weight), dy, packed)
             sweep.add(x, _columns(dx, x.shape), own=True)
         sweep.post(weight, dy, rows)
         sweep.post(bias, dy)
@@ -58,8 +57,8 @@ def affine(W: Any, x: Any, b: Any = None) -> Any:
     """y = W x + b for every sample and step.
 
     W (out, in), b (out,) or None.  x (in,), (in, B) or (in, B, T) gives y (out,), (out, B) or
-    (out, B, T), computed in the dtype of W and laid out features first.  Outside a scope a
-    sample's y does not depend on the other samples, bit for bit, as long as x is no sequence.
+    (out, B, T), computed in the dtype of W and laid out features first.  A sample's y does not
+    depend on the other samples and steps, bit for bit.
     Gradients: W gets g x' and b gets g, both summed over samples and steps (one product for all
     calls that a loss reaches); x gets W' g.
 
@@ -72,25 +71,43 @@ def affine(W: Any, x: Any, b: Any = None) -> Any:
     scope = tape.current()
     inputs = (None, None, None) if scope is None else sources((W, x, b))
     dtype = weight.dtype
-    if not any_traced(inputs):
-        rows = _rows(values, dtype)
-        if values.ndim < 3:
-            return _columns(packed_affine(W, b).apply(rows), values.shape)
-        return _columns(_affine_forward(weight, rows, b), values.shape)
     rows = _rows(values, dtype)
+    if not any_traced(inputs):
+        if values.ndim < 3:  # one of many steps
+            return _columns(packed_affine(W, b).apply(rows), values.shape)
+        return _columns(_forward(W, rows, b)[0], values.shape)
     if inputs[1] is None and inputs[0] is not None and np.may_share_memory(rows, values):
         rows = rows.copy()  # the caller's array, which the weight's gradient needs unchanged
-    y = _columns(_affine_forward(weight, rows, b), values.shape)
+    product, packed = _forward(W, rows, b)
     kept_weight = None if inputs[1] is None else save(W)
-    return record_one(_AFFINE, inputs, y, (kept_weight, rows, dtype))
+    y = _columns(product, values.shape)
+    return record_one(_AFFINE, inputs, y, (kept_weight, rows, dtype, packed))
 
 
 add_row(_AFFINE, affine)
 
 
-def _affine_forward(W: np.ndarray, rows: np.ndarray, b: Any) -> np.ndarray:
-    bias = None if b is None else np.ascontiguousarray(peek(b), W.dtype)
-    return _kernels.affine_forward(np.ascontiguousarray(W), rows, bias)
+# Fewer rows than these would wait for the packing of a matrix, which a parameter therefore keeps.
+FEW_ROWS = 64
+
+
+def _forward(W: Any, rows: np.ndarray, b: Any) -> tuple[np.ndarray, _kernels.AffineKernel | None]:
+    """rows @ W.T + b, and the packed weights if they are kept; the same bits either way."""
+    if len(rows) < FEW_ROWS and type(W) is Param and (b is None or type(b) is Param):
+        packed = packed_affine(W, b)
+        return packed.apply(rows), packed
+    weight = np.ascontiguousarray(peek(W))
+    bias = None if b is None else np.ascontiguousarray(peek(b), weight.dtype)
+    return _kernels.affine_forward(weight, rows, bias), None
+
+
+def _input_gradient(
+    W: np.ndarray, dy: np.ndarray, packed: _kernels.AffineKernel | None
+) -> np.ndarray:
+    """dy @ W."""
+    if packed is not None:
+        return packed.backward_x(dy)
+    return _kernels.affine_backward_x(np.ascontiguousarray(W), dy)
 
 
 def packed_affine(W: Any, b: Any) -> _kernels.AffineKernel:
@@ -138,12 +155,12 @@ class _MatMul(Op):
     def backward(self, sweep: Sweep, node: Node, grads: dict[int, np.ndarray]) -> None:
         assert node.inputs is not None
         left, right = node.inputs
-        a, b = restore(node.saved[0]), restore(node.saved[1])
+        a, b, packed = restore(node.saved[0]), restore(node.saved[1]), node.saved[2]
         g = grads[0]
         if left is not None:
             _left_gradient(sweep, left, g, b)
         if right is not None:
-            _right_gradient(sweep, right, g, a)
+            _right_gradient(sweep, right, g, a, packed)
 
 
 _MATMUL = _MatMul("matmul")
@@ -165,7 +182,9 @@ def _left_gradient(sweep: Sweep, a: Tensor | Param, g: np.ndarray, b: np.ndarray
         sweep.add(a, unbroadcast(g @ b.swapaxes(-1, -2), a.shape), own=True)
 
 
-def _right_gradient(sweep: Sweep, b: Tensor | Param, g: np.ndarray, a: np.ndarray) -> None:
+def _right_gradient(
+    sweep: Sweep, b: Tensor | Param, g: np.ndarray, a: np.ndarray, packed: Any
+) -> None:
     """d(a @ b) with respect to b: a' g, through a sink for rows times a parameter."""
     if type(b) is Param and b.ndim == 2 and a.ndim <= 2:
         if a.ndim == 1:
@@ -174,20 +193,38 @@ def _right_gradient(sweep: Sweep, b: Tensor | Param, g: np.ndarray, a: np.ndarra
     elif a.ndim == 1:
         column = a if b.ndim == 1 else a[:, None]
         sweep.add(b, column * (g if b.ndim == 1 else g[..., None, :]), own=True)
+    elif packed is not None and b.ndim == 1:
+        sweep.add(b, packed.backward_x(_rows(g, a.dtype))[0], own=True)
     elif b.ndim == 1:
         rows = a.reshape(-1, a.shape[-1])
         sweep.add(b, g.reshape(-1) @ rows, own=True)
+    elif a.ndim == b.ndim == 2 and _kernels_take(a, b):
+        sweep.add(b, _input_gradient(a, _rows(g, a.dtype), packed).T, own=True)
     elif a.ndim == b.ndim == 2:
         sweep.add(b, (g.T @ a).T, own=True)
     else:
         sweep.add(b, unbroadcast(a.swapaxes(-1, -2) @ g, b.shape), own=True)
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b; two matrices give a result laid out features first."""
+def _kernels_take(a: np.ndarray, b: Any) -> bool:
+    return a.dtype == b.dtype and a.dtype in (np.float32, np.float64)
+
+
+def _product(left: Any, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, Any]:
+    """a @ b, and a's packed form if it is kept; two matrices give a result features first.
+
+    The products of recurrent steps run in the kernels: BLAS would wake threads of its own.
+    """
+    if a.ndim == 2 and 1 <= b.ndim <= 2 and a.shape[1] == b.shape[0] and _kernels_take(a, b):
+        if b.ndim == 2:
+            rows, packed = _forward(left, _rows(b, a.dtype), None)
+            return rows.T, packed
+        if type(left) is Param:
+            rows, packed = _forward(left, _rows(b, a.dtype), None)
+            return rows[0], packed
     if a.ndim == b.ndim == 2:
-        return (b.T @ a.T).T
-    return a @ b
+        return (b.T @ a.T).T, None
+    return a @ b, None
 
 
 def matmul(a: Any, b: Any) -> Any:
@@ -211,7 +248,7 @@ def matmul(a: Any, b: Any) -> Any:
     b = b if right is not None else constant(b)
     x, y = peek(a), peek(b)
     try:
-        product = _product(x, y)
+        product, packed = _product(a, x, y)
     except ValueError as error:
         raise ShapeError(
             f"matmul: shapes {np.shape(x)} and {np.shape(y)} do not fit: {error}. For a sequence "
@@ -220,6 +257,7 @@ def matmul(a: Any, b: Any) -> Any:
     saved = (
         save(a) if right is not None else None,
         save(b) if left is not None else None,
+        packed,
     )
     return record_one(_MATMUL, (left, right), product, saved)
 

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from recur import _kernels
+
 State = dict[str, Any]
 Number = Any  # a float, or a schedule; in `apply` it is always a float
 Betas = tuple[Number, Number]
@@ -556,8 +558,7 @@ def _norm(g: np.ndarray, p: float) -> float:
     if not g.size:
         return 0.0
     if p == 2:
-        with np.errstate(over="ignore"):
-            square = float(np.dot(g, g))
+        square = _sum_of_squares(g)
         if _SAFE[g.dtype.char] < square < math.inf:
             return math.sqrt(square)
     largest = float(max(g.max(), -g.min()))
@@ -565,6 +566,13 @@ def _norm(g: np.ndarray, p: float) -> float:
         return largest
     scaled = np.abs(g / largest)
     return largest * float((scaled if p == 1 else scaled**p).sum()) ** (1 / p)
+
+
+def _sum_of_squares(g: np.ndarray) -> float:
+    if g.dtype in (np.float32, np.float64) and g.flags.aligned and g.flags.contiguous:
+        return _kernels.sum_of_squares(g)  # BLAS would wake its own threads, which then spin
+    with np.errstate(over="ignore"):
+        return float(np.dot(g, g))
 
 
 # Squares below this may have lost digits to underflow.

@@ -10,6 +10,7 @@ import numpy as np
 from recur import _kernels, ops
 from recur.layers.dense import StepLayer, bias_of, first_axis, given, options, size
 from recur.module import features, new_param, normal, register, zeros
+from recur.ops.products import FEW_ROWS
 from recur.tape import (
     Node,
     Op,
@@ -100,9 +101,10 @@ class TiedDense(StepLayer):
         inputs = tuple(None if scope is None else traced(part) for part in (weight, x, bias))
         rows = _rows(array, weight.dtype)
         recorded = any(source is not None for source in inputs)
-        if not recorded and array.ndim < 3:
-            return _columns(self._kernel(weight, bias).apply(rows), array.shape)
-        y = _kernels.affine_forward(_table(peek(weight)), rows, peek(bias))
+        if len(rows) < FEW_ROWS or (not recorded and array.ndim < 3):
+            y = self._kernel(weight, bias).apply(rows)
+        else:
+            y = _kernels.affine_forward(_table(peek(weight)), rows, peek(bias))
         if not recorded:
             return _columns(y, array.shape)
         if inputs[1] is None and np.may_share_memory(rows, array):
