@@ -22,7 +22,7 @@ def set_num_threads(n):
     A call with too little work for a second thread keeps to one.  After a call that had others
     they look for the next one for up to 0.2 ms, which a loop of calls meets, and then sleep:
     between calls that are further apart nothing runs.  More threads than cores gain nothing.
-    Products through BLAS have BLAS's own threads.
+    NumPy's own products have BLAS's threads.
 
     Raises ValueError unless n is a whole number of at least 1.
     """

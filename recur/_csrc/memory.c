@@ -20,7 +20,7 @@
 #define LARGE ((size_t)1 << 20)
 /* from here on a block is worth keeping: malloc may return such to the system at once */
 #define KEEPABLE ((size_t)1 << 17)
-#define MOST_KEPT ((size_t)128 << 20) /* bytes of all that is kept */
+#define MOST_KEPT ((size_t)512 << 20) /* bytes of all that is kept */
 
 /* lies in the line before the memory that is handed out */
 typedef struct {

@@ -107,7 +107,7 @@ class Tape:
     arrays.  `keep_history=True` lets states keep their past beyond the end, so that a later scope's
     loss reaches back into this one; it implies `keep_graph`.  `log=True` keeps a list of `events`
     for pictures.  Arrays of 128 KiB and more that NumPy makes inside lie on memory that is kept
-    for those of later scopes once they are dropped (128 MiB at most), unless NumPy was given
+    for those of later scopes once they are dropped (512 MiB at most), unless NumPy was given
     another allocator.
 
     Raises `TapeError` if a scope is already open in this thread.
