@@ -148,7 +148,7 @@ INLINE void NAME(back_block)(const int KIND, const NAME(back) *s, const NAME(blo
     const ptrdiff_t width = 2 * LANES, depth = (KIND == RECUR_GRUV3 ? 2 : s->columns / s->hidden) * s->hidden;
     const recur_layout m = {1, 2, s->hidden, depth};
     ALIGNED REAL acc[ROW_BLOCK * 2 * LANES];
-    NAME(load_block)(&m, b, s->carry, acc, width);
+    NAME(load_block)(&m, b, s->carry, m.units, acc, width);
     for (ptrdiff_t i = 0; i < FETCH_AHEAD; i++) NAME(fetch_saved)(s, b, b->row + i);
     if (s->dg_next)
         NAME(feed)(2, b->rows, b->panels, s->dg_next + b->row * s->columns, s->columns, depth,

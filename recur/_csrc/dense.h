@@ -15,32 +15,27 @@
 #define PACKING 8
 
 typedef struct NAME(dense_job) {
+    recur_layout part; /* of the matrix */
     const REAL *packed, *bias, *a;
-    ptrdiff_t a_step, depth, units; /* of this block; units counts from the block's first */
-    int fresh;                      /* nothing waits in out yet */
+    ptrdiff_t a_step;
+    int fresh; /* nothing waits in out yet */
     REAL *out;
     ptrdiff_t out_step;
 } NAME(dense_job);
 
 static void NAME(dense_block)(const void *context, const NAME(block) *b) {
     const NAME(dense_job) *job = context;
-    const ptrdiff_t width = 2 * LANES;
+    const ptrdiff_t width = 2 * LANES, depth = job->part.depth;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
-    for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
-        const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
-        const REAL *from = job->fresh ? job->bias : job->out + row * job->out_step;
-        for (ptrdiff_t j = 0, unit = panel * width; j < width; j += LANES, unit += LANES)
-            NAME(store)(acc + e * width + j,
-                        from && unit < job->units ? NAME(load_part)(from + unit, job->units - unit) : SPLAT(0));
-    }
-    NAME(multiply)(2, b, job->a, job->a_step, job->depth, job->packed, acc, width,
-                   NAME(panel_span)(2, job->depth, job->packed, b->next));
-    for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
-        const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
-        for (ptrdiff_t j = 0, unit = panel * width; j < width; j += LANES, unit += LANES)
-            if (unit < job->units)
-                NAME(store_part)(job->out + row * job->out_step + unit, NAME(load)(acc + e * width + j), job->units - unit);
-    }
+    if (!job->fresh)
+        NAME(load_block)(&job->part, b, job->out, job->out_step, acc, width);
+    else if (job->bias)
+        NAME(load_block)(&job->part, b, job->bias, 0, acc, width);
+    else
+        NAME(start_block)(b, NULL, width, acc, width);
+    NAME(multiply)(2, b, job->a, job->a_step, depth, job->packed, acc, width,
+                   NAME(panel_span)(2, depth, job->packed, b->next));
+    NAME(store_block)(&job->part, b, job->out, job->out_step, acc, width);
 }
 
 /* numbers of scratch that each thread needs */
@@ -68,8 +63,8 @@ static void NAME(dense)(const void *w, ptrdiff_t row_step, ptrdiff_t depth_step,
             const ptrdiff_t k = depth * i / blocks, deep = depth * (i + 1) / blocks - k;
             const recur_layout part = {1, 2, units - unit < some * width ? units - unit : some * width, deep};
             NAME(pack)(&part, (const REAL *)w + unit * row_step + k * depth_step, row_step, depth_step, packed);
-            const NAME(dense_job) job = {packed, bias ? (const REAL *)bias + unit : NULL,
-                                         (const REAL *)a + row * depth + k, depth, deep, units - unit, i == 0,
+            const NAME(dense_job) job = {part, packed, bias ? (const REAL *)bias + unit : NULL,
+                                         (const REAL *)a + row * depth + k, depth, i == 0,
                                          (REAL *)out + row * units + unit, units};
             NAME(cover)(NAME(dense_block), &job, 2, end - row, 0, some, i);
         }

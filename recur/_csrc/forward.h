@@ -125,7 +125,7 @@ INLINE void NAME(step_block)(const int KIND, const NAME(step) *s, const NAME(blo
         NAME(multiply)(vectors, b, s->x, cell->n_in, cell->n_in, cell->wi, acc, width,
                        NAME(panel_span)(h_vectors, s->hidden, cell->wh, b->panel));
     } else {
-        NAME(load_block)(&wi, b, s->projected, acc, width);
+        NAME(load_block)(&wi, b, s->projected, wi.gates * wi.units, acc, width);
     }
     if (KIND == RECUR_GRU)
         for (ptrdiff_t e = 0; e < entries; e++) {
@@ -161,7 +161,7 @@ static void NAME(candidate_block)(const void *job, const NAME(block) *b) {
     const recur_layout whh = {1, 2, s->hidden, s->hidden};
     const ptrdiff_t width = 2 * LANES;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
-    NAME(load_block)(&whh, b, s->nx, acc, width);
+    NAME(load_block)(&whh, b, s->nx, whh.units, acc, width);
     NAME(multiply)(2, b, s->rh, s->hidden, s->hidden, s->cell->whh, acc, width,
                    NAME(panel_span)(2, s->hidden, s->cell->whh, b->next));
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++)

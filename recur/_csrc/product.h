@@ -362,27 +362,30 @@ INLINE void NAME(cover)(NAME(block_function) *work, const void *job, int vectors
     }
 }
 
-/* Entries of a block in a row-major matrix (rows, gates * units), to and from accumulators. */
-INLINE void NAME(load_block)(const recur_layout *m, const NAME(block) *b, const REAL *from, REAL *acc, ptrdiff_t acc_step) {
+/* Entries of a block in a matrix of rows of gates * units, `step` numbers from row to row, to and from
+   accumulators. */
+INLINE void NAME(load_block)(const recur_layout *m, const NAME(block) *b, const REAL *from, ptrdiff_t step, REAL *acc,
+                             ptrdiff_t acc_step) {
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
         for (ptrdiff_t g = 0; g < m->gates; g++)
             for (ptrdiff_t v = 0; v < m->vectors; v++) {
                 const ptrdiff_t unit = (panel * m->vectors + v) * LANES;
                 NAME(store)(acc + e * acc_step + (g * m->vectors + v) * LANES,
-                            unit < m->units ? NAME(load_part)(from + (row * m->gates + g) * m->units + unit, m->units - unit)
+                            unit < m->units ? NAME(load_part)(from + row * step + g * m->units + unit, m->units - unit)
                                             : SPLAT(0));
             }
     }
 }
-INLINE void NAME(store_block)(const recur_layout *m, const NAME(block) *b, REAL *to, const REAL *acc, ptrdiff_t acc_step) {
+INLINE void NAME(store_block)(const recur_layout *m, const NAME(block) *b, REAL *to, ptrdiff_t step, const REAL *acc,
+                              ptrdiff_t acc_step) {
     for (ptrdiff_t e = 0; e < b->rows * b->panels; e++) {
         const ptrdiff_t row = b->row + (b->panels == 1 ? e : 0), panel = b->panel + (b->panels == 1 ? 0 : e);
         for (ptrdiff_t g = 0; g < m->gates; g++)
             for (ptrdiff_t v = 0; v < m->vectors; v++) {
                 const ptrdiff_t unit = (panel * m->vectors + v) * LANES;
                 if (unit < m->units)
-                    NAME(store_part)(to + (row * m->gates + g) * m->units + unit,
+                    NAME(store_part)(to + row * step + g * m->units + unit,
                                      NAME(load)(acc + e * acc_step + (g * m->vectors + v) * LANES), m->units - unit);
             }
     }
@@ -408,15 +411,15 @@ static void NAME(product_block)(const void *context, const NAME(block) *b) {
     const NAME(product_job) *job = context;
     const recur_layout *m = job->layout;
     const int vectors = m->gates * m->vectors;
-    const ptrdiff_t width = vectors * LANES;
+    const ptrdiff_t width = vectors * LANES, columns = m->gates * m->units;
     ALIGNED REAL acc[ROW_BLOCK * MAX_VECTORS * LANES];
     if (job->init)
-        NAME(load_block)(m, b, job->init, acc, width);
+        NAME(load_block)(m, b, job->init, columns, acc, width);
     else
         NAME(start_block)(b, job->bias, width, acc, width);
     NAME(multiply)(vectors, b, job->a, job->a_step, m->depth, job->packed, acc, width,
                    NAME(panel_span)(vectors, m->depth, job->packed, b->next));
-    NAME(store_block)(m, b, job->out, acc, width);
+    NAME(store_block)(m, b, job->out, columns, acc, width);
 }
 
 /* the panels that thread `id` of `count` works on */
